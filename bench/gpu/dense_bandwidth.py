@@ -190,7 +190,8 @@ class Problem:
         def visit() -> None:
             stream = current_stream(self.x.device.type)
             for weights in pointers:
-                kernel.launch(grid, stream, out, x, weights, norm, *sizes, shape.num_outputs, EPS)
+                width = shape.num_outputs
+                kernel.launch(grid, stream, out, x, weights, norm, *sizes, width, EPS, x)
 
         return visit
 

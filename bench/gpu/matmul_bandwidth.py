@@ -151,7 +151,7 @@ class Problem:
         def visit() -> None:
             stream = current_stream(self.x.device.type)
             for packed in pointers:
-                kernel.launch(grid, stream, out, x, packed, *sizes, shape.num_outputs)
+                kernel.launch(grid, stream, out, x, packed, *sizes, shape.num_outputs, x)
 
         return visit
 

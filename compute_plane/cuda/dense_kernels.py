@@ -98,8 +98,9 @@ class DenseKernels:
                 panel_rows = panel_rows_of(num_outputs, is_normed=is_normed)
             for columns in COLUMNS:
                 self._products[writes, num_outputs, columns] = DenseMatmulVariant(
-                    dtype, columns, writes, is_normed, panel_rows, activation=activation
-                )
+                    dtype, columns, writes, is_normed, panel_rows, activation=activation,
+                    biased=writes == "added" and spec.has_all_biases,
+                )  # fmt: skip
 
     @property
     def variants(self) -> list[Variant]:
@@ -130,6 +131,7 @@ class DenseKernels:
             *sizes,
             num_outputs,
             around.eps,
+            x if around.bias is None else around.bias,
         )
 
 

@@ -63,25 +63,25 @@ class ExpertKernels:
         mixture = spec.mixture
         if mixture is None or dtype not in dense_matmul.DTYPES:
             return
+        biased = spec.has_all_biases
         for label in sorted(uses.quantised):
-            gates_too = label in uses.gates and spec.activation == SILU
             for columns in quantized_strands.COLUMNS:
-                for gates in (False, True) if gates_too else (False,):
+                for gates in (False, True) if label in uses.gates else (False,):
+                    activation = spec.activation if gates else SILU
                     self._products[label, gates, columns] = QuantizedMatmulVariant(
-                        label, dtype, columns, of_experts=True, gates=gates
+                        label, dtype, columns, False, True, gates, activation, biased
                     )
         for columns in dense_matmul.COLUMNS if uses.has_dense else ():
             for writes in dense_matmul.EXPERTS_WRITE:
-                if writes == "gated" and spec.activation != SILU:
-                    continue
+                activation = spec.activation if writes == "gated" else SILU
                 self._products[None, writes == "gated", columns] = DenseMatmulVariant(
-                    dtype, columns, writes, of_experts=True
+                    dtype, columns, writes, of_experts=True, activation=activation, biased=biased
                 )
         if not self._products:
             return
         self._count = mixture.experts_per_token
         self._has_grouped = has_grouped_products(launcher.device, DTYPES[dtype])
-        self._logits = {tokens: RouterLogitsVariant(dtype, tokens) for tokens in TOKENS}
+        self._logits = {tokens: RouterLogitsVariant(dtype, tokens, biased) for tokens in TOKENS}
         self._route = RouteExpertsVariant(
             mixture.num_experts, self._count, mixture.normalises_weights
         )
@@ -116,18 +116,18 @@ class ExpertKernels:
         logits = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=x.device)
         variant = self._logits[tokens_of(num_tokens)]
         sizes = num_tokens, num_experts, x.shape[1]
-        self._launcher.launch(variant, variant.grid(*sizes), logits, x, experts.router, *sizes)
+        biases = experts.router if experts.biases is None else experts.biases.router
+        self._launcher.launch(
+            variant, variant.grid(*sizes), logits, x, experts.router, *sizes, biases
+        )
         num_pairs = num_tokens * self._count
         tile_pairs = tile_pairs_of(num_pairs, experts)
         num_tiles = most_tiles(num_pairs, num_experts, tile_pairs)
-        if experts.biases is not None:
-            logits += experts.biases.router
-        # The kernel keeps to itself which experts it has chosen.
-        if experts.biases is not None or not self._route.takes(num_tokens):
+        if not self._route.takes(num_tokens):
             chosen, weights = choose(logits, mixture)
             order, counts = sort_pairs(chosen, num_experts)
             tiles = cut_into_tiles(counts, tile_pairs, num_tiles)
-            return Routing(weights.contiguous(), order.to(torch.int32), tiles, tile_pairs, chosen)
+            return Routing(weights.contiguous(), order.to(torch.int32), tiles, tile_pairs)
         routing = Routing(
             torch.empty((num_tokens, self._count), dtype=torch.float32, device=x.device),
             torch.empty(num_pairs, dtype=torch.int32, device=x.device),
@@ -153,6 +153,7 @@ class ExpertKernels:
         x: Tensor,
         stack: StackedMatrix,
         routing: Routing,
+        biases: Tensor | None = None,
         *,
         first_column: int = 0,
         gates: bool = False,
@@ -174,6 +175,7 @@ class ExpertKernels:
             len(out) // len(x),
             *sizes,
             out.shape[1],
+            x if biases is None else biases,
         )
 
     def add(self, residual: Tensor, given: Tensor, weights: Tensor) -> None:

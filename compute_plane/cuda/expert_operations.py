@@ -22,15 +22,13 @@ class Routing:
 
     `weights`: float32 [T, C], of a token's experts, the likeliest first. `order`: int32 [T · C],
     pairs sorted by expert; `tiles`: int32 [n, 3], of `tile_pairs`
-    (`kernels.reference.mixture.sort_pairs`). `chosen`: [T, C], the experts; maybe None where the
-    mixture has no biases.
+    (`kernels.reference.mixture.sort_pairs`).
     """
 
     weights: Tensor
     order: Tensor
     tiles: Tensor
     tile_pairs: int
-    chosen: Tensor | None = None
 
 
 class ExpertOperations(Protocol):
@@ -50,14 +48,16 @@ class ExpertOperations(Protocol):
         x: Tensor,
         stack: StackedMatrix,
         routing: Routing,
+        biases: Tensor | None = None,
         *,
         first_column: int = 0,
         gates: bool = False,
     ) -> None:
         """Write every pair's product with its expert's matrix to columns of `out` [T · C, F].
 
-        `x`: [T, K], a pair reads its token's row, or [T · C, K], its own. Where it `gates`, silu of
-        a gate's products times those beside them; of stacks that `can_gate`.
+        `x`: [T, K], a pair reads its token's row, or [T · C, K], its own. `biases`: [E, N], added
+        to the products. Where it `gates`, the model's gate of a gate's products and those beside
+        them; of stacks that `can_gate`.
         """
         ...
 

@@ -4,7 +4,8 @@ Few tokens:
 
     norm ─→ router ─→ choose, sort ─→ gate, up ─→ SiLU · up ─→ down ─→ weighed, added
 
-each a launch of a kernel of `expert_operations`, gate, up and SiLU one where they are one stack. Many:
+each a launch of a kernel of `expert_operations`, biases in it; gate, up and SiLU are one where they
+are one stack. Many:
 
     norm ─→ router, top k, softmax ─→ rows sorted by expert ─→ gate, up ─→ SiLU · up ─→ down ─→ added
 
@@ -129,31 +130,27 @@ class ExpertProducts:
         operations = self._operations.experts
         routing = operations.route(x, experts, self._mixture)
         num_pairs, gate_up, biases = len(routing.order), experts.gate_up, experts.biases
-        of_pairs = None if routing.chosen is None else routing.chosen.reshape(-1)
 
         def empty(width: int) -> Tensor:
             return torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
 
         gated = empty(gate_up.num_outputs // 2)
+        of_stacks = (None,) * len(gate_up.stacks) if biases is None else biases.gate_up
         first, *others = gate_up.stacks
-        if biases is None and not others and first.can_gate:
-            operations.multiply(gated, x, first, routing, gates=True)
+        if not others and first.can_gate:
+            operations.multiply(gated, x, first, routing, of_stacks[0], gates=True)
         else:
             product = empty(gate_up.num_outputs)
             column = 0
-            for stack in gate_up.stacks:
-                operations.multiply(product, x, stack, routing, first_column=column)
+            for stack, own in zip(gate_up.stacks, of_stacks, strict=True):
+                operations.multiply(product, x, stack, routing, own, first_column=column)
                 column += stack.num_outputs
-            if biases is not None and of_pairs is not None:
-                product += biases.gate_up.index_select(0, of_pairs)
             in_turns = gate_up.of_experts[0].gate_in_turns is not None
             self._operations.gate_mul(gated, product, in_turns=in_turns)
             del product  # its memory serves what follows
         given = empty(experts.down.num_outputs)
         (down,) = experts.down.stacks
-        operations.multiply(given, gated, down, routing)
-        if biases is not None and of_pairs is not None:
-            given += biases.down.index_select(0, of_pairs)
+        operations.multiply(given, gated, down, routing, None if biases is None else biases.down)
         operations.add(residual, given, routing.weights)
 
     def _given(self, x: Tensor, experts: DeviceExperts) -> Tensor:
@@ -167,7 +164,10 @@ class ExpertProducts:
         gate_up = multiply_groups(rows, ends, experts.gate_up, self._operations)
         biases, of_rows = experts.biases, chosen.reshape(-1)[order]
         if biases is not None:
-            gate_up += biases.gate_up.index_select(0, of_rows)
+            column = 0
+            for own in biases.gate_up:
+                gate_up[:, column : column + own.shape[1]] += own.index_select(0, of_rows)
+                column += own.shape[1]
         gated = torch.empty((len(rows), gate_up.shape[1] // 2), dtype=x.dtype, device=x.device)
         in_turns = experts.gate_up.of_experts[0].gate_in_turns is not None
         self._operations.gate_mul(gated, gate_up, in_turns=in_turns)

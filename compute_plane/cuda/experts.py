@@ -105,10 +105,13 @@ class ExpertMatrices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertBiases:
-    """`router`: float32 [E]. `gate_up`: [E, 2·F], as the outputs lie; `down`: [E, hidden]."""
+    """`router`: float32 [E]. `gate_up`, `down`: of each stack [E, N], as its outputs lie.
+
+    Without stacks they are as if there were one.
+    """
 
     router: Tensor
-    gate_up: Tensor
+    gate_up: tuple[Tensor, ...]
     down: Tensor
 
 

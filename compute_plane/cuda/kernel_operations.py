@@ -127,7 +127,8 @@ class KernelOperations:
             self._prefill = {kind: PrefillVariant(*shape, kind, sinks) for kind in kinds}
             # Asked for in each layer of a step that no graph holds; the same for both kinds.
             self._plan_decode = lru_cache(maxsize=64)(self._decode[kinds[0]].plan)
-            self._quantized = QuantizedKernels(launcher, dtype, quantized, spec.activation)
+            gate = spec.activation if spec.mixture is None else None
+            self._quantized = QuantizedKernels(launcher, dtype, quantized, gate)
             self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
             self.experts = ExpertKernels(launcher, spec, dtype, experts)
             if spec.vocab_size > MAX_VOCAB:
@@ -172,10 +173,15 @@ class KernelOperations:
         self._launcher.launch(self._embedding, grid, out, table.values, token_ids, hidden_size)
 
     def quantized_matmul(
-        self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int
+        self,
+        out: Tensor,
+        x: Tensor,
+        matrix: QuantizedMatrix,
+        first_column: int,
+        bias: Tensor | None = None,
     ) -> None:
         """Multiply with weights as they are, or with unpacked ones, by the number of rows."""
-        self._quantized.matmul(out, x, matrix, first_column)
+        self._quantized.matmul(out, x, matrix, first_column, bias)
 
     def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:
         """Whether rows are few enough."""

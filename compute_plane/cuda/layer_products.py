@@ -133,26 +133,29 @@ class LayerProducts:
             )
         weight = self._taken(len(x), projection)
         if weight is not None and norm is None:
-            self._operations.dense_matmul(hidden.residual, x, weight, Around(writes="added"))
-            if bias is not None:
-                hidden.residual += bias
+            around = Around(writes="added", bias=bias)
+            self._operations.dense_matmul(hidden.residual, x, weight, around)
             return
-        hidden.added = self._beside(x, projection, weight)
-        if bias is not None:
-            one_part = hidden.added if hidden.added.dim() == 2 else hidden.added[0]
-            one_part += bias
+        hidden.added = self._beside(x, projection, weight, bias)
         hidden.norm = None if norm is None else AddedNorm(norm, self._eps)
 
-    def _beside(self, x: Tensor, projection: Projection, weight: Tensor | None) -> Tensor:
+    def _beside(
+        self, x: Tensor, projection: Projection, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         """Return a product that the next norm adds, perhaps in parts. `weight`: as of `_taken`."""
         if weight is not None:
+            # Of a model whose sublayers' outputs are normalised, and none of those has this bias.
+            assert bias is None
             out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
             self._operations.dense_matmul(out, x, weight, Around())
             return out
         product = self._of_library(len(x), projection, is_added=True)
         if product is not None and product.num_parts > 1:
-            return product_in_parts(x, product.weight, product.num_parts)
-        return project(x, projection, self._operations, x.dtype)
+            parts = product_in_parts(x, product.weight, product.num_parts)
+            if bias is not None:
+                parts[0] += bias
+            return parts
+        return project(x, projection, self._operations, x.dtype, bias)
 
     def _normed(
         self,

@@ -90,22 +90,27 @@ class Projection:
 
 
 def project(
-    x: Tensor, projection: Projection, operations: DeviceOperations, dtype: torch.dtype
+    x: Tensor,
+    projection: Projection,
+    operations: DeviceOperations,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Queue the product of rows x [T, K] with all parts; return it in `dtype`, [T, N].
 
-    `dtype` is that of x, or float32.
+    `dtype` is that of x, or float32. `bias`: [N], added to that of the only part.
     """
     parts = projection.parts
     if len(parts) == 1 and isinstance(parts[0], DenseMatrix):
-        return dense_product(x, parts[0].values, dtype)
+        product = dense_product(x, parts[0].values, dtype)
+        return product if bias is None else product.add_(bias)
     out = torch.empty((len(x), projection.num_outputs), dtype=dtype, device=x.device)
     column = 0
     for part in parts:
         if isinstance(part, DenseMatrix):
             write_product(out[:, column : column + part.num_outputs], x, part.values)
         else:
-            operations.quantized_matmul(out, inputs_in_order(x, part), part, column)
+            operations.quantized_matmul(out, inputs_in_order(x, part), part, column, bias)
         column += part.num_outputs
     return out
 

@@ -90,12 +90,14 @@ Writes: TypeAlias = Literal["rounded", "float32", "added", "gated"]
 class Around:
     """What a layer does before and after a product.
 
-    `norm`: weights [K] of x's normalisation, with `eps`; None: x is multiplied as it is.
+    `norm`: weights [K] of x's normalisation, with `eps`; None: x is multiplied as it is. `bias`:
+    [N], of a product that is "added", in models that have one there.
     """
 
     norm: Tensor | None = None
     eps: float = 0.0
     writes: Writes = "rounded"
+    bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +206,17 @@ class DeviceOperations(Protocol):
         ...
 
     def quantized_matmul(
-        self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int
+        self,
+        out: Tensor,
+        x: Tensor,
+        matrix: QuantizedMatrix,
+        first_column: int,
+        bias: Tensor | None = None,
     ) -> None:
         """Write x · Wᵀ to the columns of `out` from `first_column` on.
 
-        `out`: [T, F], at least N columns from there, in x's dtype or float32. `x`: [T, K].
+        `out`: [T, F], at least N columns from there, in x's dtype or float32. `x`: [T, K]. `bias`:
+        [N], added; of matrices that the model has one for, and not to float32.
         """
         ...
 

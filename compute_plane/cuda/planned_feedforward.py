@@ -96,15 +96,18 @@ class PlannedExperts:
         )
 
     def _placed_biases(self, placed: Placed, biases: PlannedBiases) -> ExpertBiases:
-        """Return biases where they lie, those of gates as the rows of gates do."""
+        """Return biases where they lie, those of gates as their rows do."""
         router, gate_up, down = (
             _values(placed(planned)) for planned in (biases.router, biases.gate_up, biases.down)
         )
-        gate_up = gate_up.view(self.num_experts, -1)
-        if self.parts[0].gate_up[0].in_turns:
+        of_stacks: tuple[Tensor, ...] = (gate_up.view(self.num_experts, -1),)
+        matrices = self.parts[0].gate_up
+        if matrices[0].in_turns:
             turns = gate_up.view(self.num_experts, 2, -1, GATE_TURN).transpose(1, 2)
-            gate_up = turns.reshape(self.num_experts, -1)
-        return ExpertBiases(router.view(-1), gate_up, down.view(self.num_experts, -1))
+            of_stacks = (turns.reshape(self.num_experts, -1),)
+        elif self.is_stacked and len(matrices) > 1:
+            of_stacks = tuple(half.contiguous() for half in of_stacks[0].chunk(2, dim=1))
+        return ExpertBiases(router.view(-1), of_stacks, down.view(self.num_experts, -1))
 
     def _matrices(
         self, placed: Placed, parts: Iterable[tuple[PlannedMatrix, ...]]

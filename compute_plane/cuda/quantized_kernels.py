@@ -28,7 +28,6 @@ from torch import Tensor
 from compute_plane.cuda.matrices import write_product
 from compute_plane.cuda.weight_plan import QuantizedUses
 from compute_plane.cuda.weights import DTYPES
-from kernels.cuda.activation import ACTIVATIONS
 from kernels.cuda.quantized_formats import PANEL_ROWS, packed_bytes
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
@@ -47,12 +46,12 @@ SCRATCH_BYTES: Final = 256 << 20
 class QuantizedKernels:
     """Products with quantised matrices and their rows, for the formats of one model.
 
-    `dtype`: of a step, by name. `activation`: what gates; not all do in products. Raises
-    UnsupportedVariantError for a dtype that no kernel is written for.
+    `dtype`: of a step, by name. `activation`: of gates with what they gate; None: there are none
+    but experts'. Raises UnsupportedVariantError for a dtype that no kernel is written for.
     """
 
     def __init__(
-        self, launcher: Launcher, dtype: str, uses: QuantizedUses, activation: str
+        self, launcher: Launcher, dtype: str, uses: QuantizedUses, activation: str | None
     ) -> None:
         self._launcher = launcher
         self._products = {
@@ -63,12 +62,18 @@ class QuantizedKernels:
             for label in sorted(labels)
             for columns in COLUMNS
         }
+        self._biased = {
+            (label, columns): QuantizedMatmulVariant(label, dtype, columns, biased=True)
+            for label in sorted(uses.biased)
+            for columns in COLUMNS
+        }
         self._gates = {
             (label, columns): QuantizedMatmulVariant(
                 label, dtype, columns, gates=True, activation=activation
             )
-            for label in sorted(uses.gates if activation in ACTIVATIONS else ())
+            for label in sorted(uses.gates)
             for columns in COLUMNS
+            if activation is not None
         }
         every = uses.layers | uses.lm_head | uses.embedding
         self._rows = {label: QuantizedRowsVariant(label, dtype) for label in sorted(every)}
@@ -80,23 +85,35 @@ class QuantizedKernels:
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
-        return [*self._products.values(), *self._gates.values(), *self._rows.values()]
+        products = *self._products.values(), *self._biased.values(), *self._gates.values()
+        return [*products, *self._rows.values()]
 
     def unpack_rows(self, out: Tensor, matrix: QuantizedMatrix, rows: Tensor) -> None:
         """Write row rows[t] of a matrix to out[t]; `out`: [T, K], `rows`: int32 [T]."""
         self._unpack(out, matrix.format, matrix.packed, rows)
 
-    def matmul(self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int) -> None:
+    def matmul(
+        self,
+        out: Tensor,
+        x: Tensor,
+        matrix: QuantizedMatrix,
+        first_column: int,
+        bias: Tensor | None = None,
+    ) -> None:
         """Write x · Wᵀ to columns of `out`, as in `DeviceOperations`."""
+        num_outputs, columns = matrix.num_outputs, columns_of(len(x))
         if len(x) > most_rows_of(matrix.format):
             self._multiply_unpacked(out, x, matrix, first_column)
+            if bias is not None:
+                out[:, first_column : first_column + num_outputs] += bias
             return
         is_head = out.dtype != x.dtype  # which alone has float32 written
-        variant = self._products[matrix.format, columns_of(len(x)), is_head]
+        variant = self._products[matrix.format, columns, is_head]
+        if bias is not None:
+            variant = self._biased[matrix.format, columns]
         # Memory from the first of the columns on: rows of `out` are its whole width apart.
-        self._launch(
-            variant, out.view(-1)[first_column:], x, matrix, matrix.num_outputs, out.shape[1]
-        )
+        own = out.view(-1)[first_column:]
+        self._launch(variant, own, x, matrix, num_outputs, out.shape[1], bias)
 
     def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:
         """Whether so many rows are gated with their product."""
@@ -115,9 +132,12 @@ class QuantizedKernels:
         matrix: QuantizedMatrix,
         num_outputs: int,
         width: int,
+        bias: Tensor | None = None,
     ) -> None:
         sizes = len(x), num_outputs, matrix.num_inputs, variant.strand_bits(num_outputs)
-        self._launcher.launch(variant, variant.grid(*sizes), out, x, matrix.packed, *sizes, width)
+        grid = variant.grid(*sizes)
+        biases = x if bias is None else bias
+        self._launcher.launch(variant, grid, out, x, matrix.packed, *sizes, width, biases)
 
     def _multiply_unpacked(
         self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int

@@ -46,8 +46,7 @@ class ReferenceExperts:
         tiles = np.empty((num_tiles, TILE_NUMBERS), np.int32)
         reference.sort_pairs(chosen, mixture.num_experts, TILE_PAIRS, order, tiles)
         of = torch.from_numpy
-        of_pairs = None if experts.biases is None else of(chosen)
-        return Routing(of(weights), of(order), of(tiles), TILE_PAIRS, of_pairs)
+        return Routing(of(weights), of(order), of(tiles), TILE_PAIRS)
 
     def multiply(
         self,
@@ -55,6 +54,7 @@ class ReferenceExperts:
         x: Tensor,
         stack: StackedMatrix,
         routing: Routing,
+        biases: Tensor | None = None,
         *,
         first_column: int = 0,
         gates: bool = False,
@@ -67,6 +67,8 @@ class ReferenceExperts:
             pairs = routing.order[first : first + count].long()
             projection = Projection((stack.matrices[expert],))
             product = project(x[pairs // share], projection, self._operations, x.dtype)
+            if biases is not None:
+                product += biases[expert]
             if gates:
                 gated = torch.empty((count, num_outputs), dtype=x.dtype)
                 in_turns = projection.gate_in_turns is not None

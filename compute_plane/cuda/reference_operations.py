@@ -77,11 +77,18 @@ class ReferenceOperations:
             torch.index_select(table.values, 0, token_ids, out=out)
 
     def quantized_matmul(
-        self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int
+        self,
+        out: Tensor,
+        x: Tensor,
+        matrix: QuantizedMatrix,
+        first_column: int,
+        bias: Tensor | None = None,
     ) -> None:
         """Multiply with the weights, unpacked to float32."""
-        columns = slice(first_column, first_column + matrix.num_outputs)
-        out[:, columns] = x.float() @ self._values(matrix).t()
+        product = x.float() @ self._values(matrix).t()
+        if bias is not None:
+            product += bias
+        out[:, first_column : first_column + matrix.num_outputs] = product
 
     def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:
         """Whether rows are few, as for a device."""
@@ -110,7 +117,10 @@ class ReferenceOperations:
         if around.writes == "gated":
             self.gate_mul(out, dense_product(x, weight, x.dtype))
         elif around.writes == "added":
-            out.copy_(out.float() + dense_product(x, weight, x.dtype).float())
+            product = dense_product(x, weight, x.dtype).float()
+            if around.bias is not None:
+                product += around.bias
+            out.copy_(out.float() + product)
         else:
             out.copy_(dense_product(x, weight, out.dtype))
 

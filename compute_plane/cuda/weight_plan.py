@@ -79,7 +79,8 @@ class QuantizedUses:
     """What quantised matrices there are: what kernels for them must be ready.
 
     `layers`, `lm_head`, `embedding`: labels of formats, by where they occur; `gates`: of those of
-    layers that have a gate and what it gates in turns, mixtures' too. `num_outputs`,
+    layers that have a gate and what it gates in turns, mixtures' too; `biased`: of those that one
+    bias is added to, mixtures' not. `num_outputs`,
     `num_weights`: of the largest matrix that rows are multiplied with.
     """
 
@@ -87,6 +88,7 @@ class QuantizedUses:
     lm_head: frozenset[str] = frozenset()
     embedding: frozenset[str] = frozenset()
     gates: frozenset[str] = frozenset()
+    biased: frozenset[str] = frozenset()
     num_outputs: int = 0
     num_weights: int = 0
 
@@ -184,6 +186,9 @@ class WeightPlan:
             lm_head=_formats(self.lm_head),
             embedding=_formats(self.embedding),
             gates=_formats(*(part for part in multiplied if part.in_turns)),
+            biased=_formats(
+                *(part for layer in self.layers if layer.o_bias is not None for part in layer.o)
+            ),
             num_outputs=max((n for n, _ in sizes), default=0),
             num_weights=max((n * k for n, k in sizes), default=0),
         )

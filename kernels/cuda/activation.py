@@ -1,7 +1,8 @@
 """What gates: silu(x) = x / (1 + e⁻ˣ), or GELU by tanh (Shazeer 2020; Hendrycks and Gimpel 2016).
 
-Products may gate their own outputs by these. The launch that gates alone (`gate_mul`) has a third
-one, in which what is gated takes part as well (gpt-oss; `kernels.reference.clamped_mul`).
+In a third gate, of gpt-oss's experts, what is gated takes part as well
+(`kernels.reference.clamped_mul`). Products gate their own outputs by these, and so does the launch
+that gates alone (`gate_mul`).
 
     gelu(x) = ½ · x · (1 + tanh u) = x / (1 + e^(−2u))        u = √(2/π) · (x + 0.044715 · x³)
 
@@ -38,11 +39,6 @@ def gelu(x: Scalar) -> Scalar:
     return x * reciprocal(float32(1) + exp2(x * (LINEAR + CUBIC * x * x)))
 
 
-ACTIVATIONS: dict[str, DeviceFunction] = {"silu": silu, "gelu": gelu}
-"""By the names that models have for them."""
-SILU = "silu"
-
-
 @cuda.jit(device=True, inline="always")
 def gate_silu(gate: Scalar, up: Scalar) -> Scalar:
     """Return silu(gate) · up."""
@@ -70,6 +66,7 @@ def gate_clamped(gate: Scalar, up: Scalar) -> Scalar:
     return swish * (u + float32(1))
 
 
+SILU = "silu"
 CLAMPED = "clamped"
 GATES: dict[str, DeviceFunction] = {SILU: gate_silu, "gelu": gate_gelu, CLAMPED: gate_clamped}
 """By the names of activations: what a gate makes of itself and what it gates."""

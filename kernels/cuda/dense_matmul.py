@@ -2,11 +2,12 @@
 
     y[m, n] = Σ_k x'[m, k] · W[n, k]            x [M, K], W [N, K] as model files store it, y [M, N]
 
+    beside    y is biased: y[m, n] += bias[n]
     before    x' = x, or its normalisation: x'[m, k] = x[m, k] · weight[k] / √(mean(x[m]²) + eps)
     after     rounded    out[m, n] = y[m, n]
               float32    the same, not rounded: logits
               added      out[m, n] += y[m, n]: out is the residual stream
-              gated      out[m, n] = a(y[m, n]) · y[m, N + n], W being [2·N, K]; a: SiLU or GELU
+              gated      out[m, n] = a(y[m, n], y[m, N + n]), W being [2·N, K]; a: of `activation`
 
 Made for decode in bfloat16 or float16, M from 1 to 16. A decode layer is six or seven launches with
 it and nine without: each launch has to begin and to drain, some microseconds in which the memory
@@ -69,7 +70,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kernels.cuda.activation import ACTIVATIONS, SILU
+from kernels.cuda.activation import CLAMPED, GATES, SILU
 from kernels.cuda.dense_matmul_tensor import TILE_ROWS, make_dense_matmul
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_formats import TILE_INPUTS
@@ -85,6 +86,13 @@ PANELS: Final = (16, 32)
 """Rows of W of a panel."""
 WRITES: Final = ("rounded", "float32", "added", "gated")
 EXPERTS_WRITE: Final = ("rounded", "gated")
+BIASED: Final = (
+    ("added", 16, False, SILU),
+    ("added", 32, False, SILU),
+    ("rounded", 32, True, SILU),
+    ("gated", 32, True, CLAMPED),
+)
+"""`writes`, `panel_rows`, `of_experts` and `activation` of the variants with biases."""
 FEW_PANELS: Final = 96
 """Fewer panels of 32 rows than that are cut in two: a block for each would leave too many out. Not
 with a norm, of which each panel multiplies x anew: 16 rows × 2048 × 3072 took 11.3 µs instead of
@@ -103,7 +111,8 @@ class DenseMatmulVariant:
     `writes`, `normalises`: what comes after and before, as above. `panel_rows`: of a panel, 32
     where it gates or of experts. `of_experts`: rows are those of `expert_tiles`, W all experts'
     matrices; what they give is rounded or gated. `activation`: of the gate, where there is one.
-    Raises UnsupportedVariantError for what the kernel is not written for.
+    `biased`: each row of W has a bias, added before anything is gated or rounded. Raises
+    UnsupportedVariantError for what the kernel is not written for.
     """
 
     dtype: str
@@ -113,6 +122,7 @@ class DenseMatmulVariant:
     panel_rows: int = 32
     of_experts: bool = False
     activation: str = SILU
+    biased: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("dtype", NORMALISED if self.normalises else DTYPES, self.dtype)
@@ -120,7 +130,9 @@ class DenseMatmulVariant:
         require_one_of("writes", EXPERTS_WRITE if self.of_experts else WRITES, self.writes)
         if self.of_experts:
             require_one_of("normalises", (False,), self.normalises)
-        require_one_of("activation", ACTIVATIONS if self.gates else (SILU,), self.activation)
+        if self.normalises or self.writes == "float32":
+            require_one_of("biased", (False,), self.biased)
+        require_one_of("activation", GATES if self.gates else (SILU,), self.activation)
         is_wide = self.gates or self.of_experts  # of whose panels there are enough
         require_one_of("panel_rows", PANELS[1:] if is_wide else PANELS, self.panel_rows)
 
@@ -130,6 +142,7 @@ class DenseMatmulVariant:
         norm = "normed_" if self.normalises else ""
         kind = "dense_experts" if self.of_experts else "dense_matmul"
         writes = self.writes if self.activation == SILU else f"{self.activation}_{self.writes}"
+        writes += "_biased" if self.biased else ""
         return f"{kind}_{norm}{writes}_{self.dtype}_m{self.columns}_n{self.panel_rows}"
 
     @property
@@ -170,9 +183,10 @@ class DenseMatmulVariant:
         out = STORAGE_TYPES[self.out_dtype] + "*"
         if self.of_experts:
             rows = ("int32*", "int32*", "int32")
-            return (out, "uint16*", "uint16*", *rows, "int64", "int64", "int32", "int64")
+            sizes: tuple[str, ...] = ("int64", "int64", "int32", "int64")
+            return (out, "uint16*", "uint16*", *rows, *sizes, "uint16*")
         sizes = ("int64", "int64", "int64", "int32", "int64")
-        return (out, "uint16*", "uint16*", "uint16*", *sizes, "float32")
+        return (out, "uint16*", "uint16*", "uint16*", *sizes, "float32", "uint16*")
 
     @property
     def expectation(self) -> Expectation:
@@ -255,7 +269,15 @@ def variants(*, every: bool) -> list[DenseMatmulVariant]:
         for dtype in DTYPES
         for columns in COLUMNS
     ]
-    return [*of_experts, *by_gelu] + [
+    biased = [
+        DenseMatmulVariant(
+            dtype, columns, writes, False, panel_rows, of_experts, activation, biased=True
+        )
+        for dtype in DTYPES
+        for columns in COLUMNS
+        for writes, panel_rows, of_experts, activation in BIASED
+    ]
+    return [*of_experts, *by_gelu, *biased] + [
         DenseMatmulVariant(dtype, columns, writes, is_normed, panel_rows)
         for dtype in DTYPES
         for columns in COLUMNS

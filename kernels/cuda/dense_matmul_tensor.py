@@ -106,6 +106,7 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         strand_bits: Scalar,
         out_width: Scalar,
         eps: Scalar,
+        biases: Pointer,
     ) -> None:
         """Do what the kernels below say; `expert_tiles`, `order`, `share`: of experts only."""
         lane = cuda.threadIdx.x & 31  # not a remainder: that of a negative would be thought of
@@ -248,7 +249,7 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
 
         add_strands(
             out, total, squares, expert_tiles, order, group, quad, first_row, end_row, first_panel,
-            num_outputs, num_inputs, strands, out_width, eps,
+            num_outputs, num_inputs, strands, out_width, eps, biases,
         )  # fmt: skip
 
     def dense_matmul(
@@ -262,17 +263,18 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         strand_bits: Scalar,
         out_width: Scalar,
         eps: Scalar,
+        biases: Pointer,
     ) -> None:
         """Multiply `columns` rows of x, from blockIdx.x, with the panels of blockIdx.y.
 
         `out`: [M, N], `out_width` elements from row to row; read, too, where it is added to. `x`:
         [M, K]. `weights`: [N, K], or [2·N, K] where they gate. `norm_weight`: [K], `eps`: not
         touched where nothing is normalised. `num_rows` M, `num_outputs` N, `num_inputs` K, a
-        multiple of 32.
+        multiple of 32. `biases`: of W's rows; not touched where there are none.
         """
         multiply(
             out, x, weights, norm_weight, x, x, 1, num_rows, num_outputs, num_inputs, strand_bits,
-            out_width, eps,
+            out_width, eps, biases,
         )  # fmt: skip
 
     def dense_matmul_of_experts(
@@ -286,16 +288,17 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         num_inputs: Scalar,
         strand_bits: Scalar,
         out_width: Scalar,
+        biases: Pointer,
     ) -> None:
         """Multiply the pairs of tile blockIdx.x with the panels of blockIdx.y of their expert.
 
         `out`: [T·C, N], `out_width` elements from row to row. `x`: [T·C / share, K]. `weights`: as
-        above, those of all experts one behind the other. `expert_tiles`, `order` as in
-        `kernels.cuda.expert_tiles`, of `columns` pairs.
+        above, those of all experts one behind the other, and so are `biases`. `expert_tiles`,
+        `order` as in `kernels.cuda.expert_tiles`, of `columns` pairs.
         """
         multiply(
             out, x, weights, x, expert_tiles, order, share, 0, num_outputs, num_inputs, strand_bits,
-            out_width, 0,
+            out_width, 0, biases,
         )  # fmt: skip
 
     return dense_matmul_of_experts if of_experts else dense_matmul

@@ -2,7 +2,8 @@
 
 Every warp lays down its sums [pair of rows of x, row of W], and of normalised rows the sums of
 their squares; behind a barrier threads that are neighbours in y add them up, in the order of the
-strands, multiply with the row's factor, gate, add to the residual stream, round and write:
+strands, multiply with the row's factor, add biases, gate, add to the residual stream, round and
+write:
 
     shared      warp 0 │ warp 1 │ …          a warp: 4 or 8 pairs, `pair_pitch` floats each
     thread i    adds the i-th output of a panel, then of the next panel of the block: a row of x and
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.activation import ACTIVATIONS
+from kernels.cuda.activation import GATES
 from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
 from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, reciprocal_root
 from kernels.cuda.instructions.exact_float32 import add_float32, multiply_float32
@@ -31,7 +32,7 @@ def make_add_strands(variant: DenseMatmulVariant) -> DeviceFunction:
     """Return the device function, for all threads of a block, with parameters bound."""
     of_experts, normalises = variant.of_experts, variant.normalises
     gates, adds = variant.gates, variant.writes == "added"
-    activation = ACTIVATIONS[variant.activation]
+    gated, biased = GATES[variant.activation], variant.biased
     columns, tiles = variant.columns, variant.panel_tiles
     panel_outputs, column_tiles = variant.panel_outputs, columns // 8
     # Where the sums of a pair of rows of x lie, in floats. The lanes of a warp hit different banks:
@@ -62,6 +63,7 @@ def make_add_strands(variant: DenseMatmulVariant) -> DeviceFunction:
         strands: Scalar,
         out_width: Scalar,
         eps: Scalar,
+        biases: Pointer,
     ) -> None:
         """Write the block's rows of y, from `first_row` and `first_panel` on.
 
@@ -93,8 +95,11 @@ def make_add_strands(variant: DenseMatmulVariant) -> DeviceFunction:
                     strand_squares[uint32(warp * columns + 8 * c + group)] = row_squares
         cuda.syncthreads()
         # Thread i takes the i-th output of a panel, then the i-th of the next panel of the block.
+        first_bias = int64(0)
         if of_experts:
-            _, first_row, end_row = tile_of_block(expert_tiles)  # anew, too
+            expert, first_row, end_row = tile_of_block(expert_tiles)  # anew, too
+            if biased:
+                first_bias = expert * (2 * num_outputs if gates else num_outputs)
         for first_item in range(0, panel_items, 32 * WARPS):
             item = int32(first_item + cuda.threadIdx.x)
             column = item // panel_outputs
@@ -128,8 +133,14 @@ def make_add_strands(variant: DenseMatmulVariant) -> DeviceFunction:
                     value = multiply_float32(value, factor)
                     if gates:
                         other = multiply_float32(other, factor)
+                if biased and output < num_outputs:
+                    bias_at = first_bias + output
+                    value = add_float32(value, to_float32(biases[bias_at]))
+                    if gates:
+                        bias = biases[bias_at + num_outputs]
+                        other = add_float32(other, to_float32(bias))
                 if gates:
-                    value = multiply_float32(activation(value), other)
+                    value = gated(value, other)
                 if row < end_row and output < num_outputs:
                     at = out_row * out_width + output
                     if adds:

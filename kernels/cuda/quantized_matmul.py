@@ -41,6 +41,8 @@ else: not on M, not on the rows beside it, not on the variant that M asks for.
 The gate. With `gates` a panel is 16 rows of a gate and the 16 rows beside them, so that the thread
 that adds up the strands has both sums, and writes the activation of the one times the other.
 
+Biases are read by whoever has added up the strands, and fetched into the second cache before.
+
 Experts. With `of_experts` W is the matrices of all experts of a mixture, and a block's rows are a
 tile of pairs (`expert_tiles`): which, and whose, it reads first, so nothing is fetched before that.
 Strands are as many as all experts of a token ask for together.
@@ -87,7 +89,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernels.cuda.activation import ACTIVATIONS, SILU
+from kernels.cuda.activation import CLAMPED, GATES, SILU
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS
 from kernels.cuda.quantized_matmul_tensor import make_quantized_matmul
@@ -103,6 +105,8 @@ KINDS = (
     (False, True, True),
 )
 """`writes_float32`, `of_experts` and `gates` of the variants that a model has a use for."""
+BIASED = ((False, False, SILU), (True, False, SILU), (True, True, CLAMPED))
+"""`of_experts`, `gates` and `activation` of those with biases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,8 @@ class QuantizedMatmulVariant:
     `weights` names the format, `dtype` is that of x and y, `columns` how many rows of x a block
     takes; `writes_float32`: y is not rounded; `of_experts`: rows are those of `expert_tiles`, W all
     experts' matrices; `gates`: W has a gate's rows and those it gates, 16 of each in turns;
-    `activation`: of that gate. Raises UnsupportedVariantError for what the kernel is not written
-    for.
+    `activation`: of that gate; `biased`: each row of W has a bias, added before anything is gated
+    or rounded. Raises UnsupportedVariantError for what the kernel is not written for.
     """
 
     weights: str
@@ -123,14 +127,15 @@ class QuantizedMatmulVariant:
     of_experts: bool = False
     gates: bool = False
     activation: str = SILU
+    biased: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("weights", FORMATS, self.weights)
         require_one_of("dtype", DTYPES, self.dtype)
         require_one_of("columns", COLUMNS, self.columns)
-        if self.gates or self.of_experts:
+        if self.gates or self.of_experts or self.biased:
             require_one_of("writes_float32", (False,), self.writes_float32)
-        require_one_of("activation", ACTIVATIONS if self.gates else (SILU,), self.activation)
+        require_one_of("activation", GATES if self.gates else (SILU,), self.activation)
 
     @property
     def name(self) -> str:
@@ -138,6 +143,8 @@ class QuantizedMatmulVariant:
         output = "_to_float32" if self.writes_float32 else "_gated" if self.gates else ""
         if self.activation != SILU:
             output += f"_{self.activation}"
+        if self.biased:
+            output += "_biased"
         kind = "quantized_experts" if self.of_experts else "quantized_matmul"
         return f"{kind}_{self.weights.lower()}_{self.dtype}_m{self.columns}{output}"
 
@@ -161,7 +168,8 @@ class QuantizedMatmulVariant:
         """Types of the kernel's parameters."""
         out = STORAGE_TYPES[self.out_dtype] + "*"
         rows = ("int32*", "int32*", "int32") if self.of_experts else ("int64",)
-        return (out, "uint16*", "uint8*", *rows, "int64", "int64", "int32", "int64")
+        sizes = ("int64", "int64", "int32", "int64")
+        return (out, "uint16*", "uint8*", *rows, *sizes, "uint16*")
 
     @property
     def rings(self) -> tuple[int, int]:
@@ -235,23 +243,44 @@ class QuantizedMatmulVariant:
 def variants(*, every: bool) -> list[QuantizedMatmulVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
-        return [
-            QuantizedMatmulVariant(weights, dtype, columns, writes_float32, of_experts, gates)
-            for weights in FORMATS
-            for dtype in DTYPES
-            for columns in COLUMNS
-            for writes_float32, of_experts, gates in KINDS
-        ] + [
-            QuantizedMatmulVariant(weights, dtype, columns, gates=True, activation="gelu")
-            for weights in FORMATS
-            for dtype in DTYPES
-            for columns in COLUMNS
-        ]
+        return (
+            [
+                QuantizedMatmulVariant(weights, dtype, columns, writes_float32, of_experts, gates)
+                for weights in FORMATS
+                for dtype in DTYPES
+                for columns in COLUMNS
+                for writes_float32, of_experts, gates in KINDS
+            ]
+            + [
+                QuantizedMatmulVariant(weights, dtype, columns, gates=True, activation="gelu")
+                for weights in FORMATS
+                for dtype in DTYPES
+                for columns in COLUMNS
+            ]
+            + [
+                QuantizedMatmulVariant(
+                    weights, dtype, columns, False, of_experts, gates, activation, biased=True
+                )
+                for weights in FORMATS
+                for dtype in DTYPES
+                for columns in COLUMNS
+                for of_experts, gates, activation in BIASED
+            ]
+        )
     return [
         QuantizedMatmulVariant("Q8_0", "bfloat16", 8, writes_float32=True),
         QuantizedMatmulVariant("Q4_0_G64", "bfloat16", 16),
         QuantizedMatmulVariant("Q4_1", "float16", 32),
         QuantizedMatmulVariant("Q4_Z_G128", "float16", 8),
         QuantizedMatmulVariant("Q4_0", "bfloat16", 8, gates=True, activation="gelu"),
-        QuantizedMatmulVariant("Q4_1", "bfloat16", 8, of_experts=True),
+        QuantizedMatmulVariant(
+            "Q4_1",
+            "bfloat16",
+            8,
+            False,
+            of_experts=True,
+            gates=True,
+            activation=CLAMPED,
+            biased=True,
+        ),
     ]

@@ -54,6 +54,7 @@ from kernels.cuda.instructions.vectors import (
 from kernels.cuda.quantized_formats import (
     FORMATS,
     LINE_BYTES,
+    PANEL_ROWS,
     TILE_INPUTS,
     VECTOR_BYTES,
 )
@@ -64,6 +65,7 @@ from kernels.cuda.variant import Local, Pointer, Scalar
 if TYPE_CHECKING:
     from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 
+BIAS_BYTES = 2
 ONES = {"bfloat16": 0x3F803F80, "float16": 0x3C003C00}  # two ones in a word
 
 
@@ -76,6 +78,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
     group_bytes, zeros_at = fmt.group_bytes, fmt.zeros_at
     columns, (ring, input_ring) = variant.columns, variant.rings
     of_experts, panel_outputs = variant.of_experts, variant.panel_outputs
+    biased = variant.biased
     round_spans = variant.round_spans
     round_tiles = round_spans * span_tiles
     column_tiles = columns // 8
@@ -136,6 +139,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         num_inputs: Scalar,
         strand_bits: Scalar,
         out_width: Scalar,
+        biases: Pointer,
     ) -> None:
         """Do what the kernels below say; `tiles`, `order`, `share`: of experts only."""
         lane = cuda.threadIdx.x & 31  # not a remainder: that of a negative would be thought of
@@ -191,6 +195,10 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         tile_at = panel_at + first_span * span_tiles * tile_bytes
         scales_at = panel_at + weight_bytes + first_span * span_bytes
 
+        if biased and lane == 2 and tiles_left > 0:
+            is_whole = of_experts or (panel + 1) * panel_outputs <= num_outputs
+            if is_whole and warp & (strands - 1) == 0:
+                fetch_ahead(biases, panel * PANEL_ROWS, BIAS_BYTES * PANEL_ROWS)
         if not of_experts:
             # Weights wait for nobody: the warp has its first round fetched, each kind by one lane.
             if lane == 0 and tiles_left > 0:
@@ -309,7 +317,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
 
         add_strands(
             out, total, tiles, order, lane, first_row, end_row, first_panel, num_outputs, strands,
-            out_width,
+            out_width, biases,
         )  # fmt: skip
 
     def quantized_matmul(
@@ -321,16 +329,18 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         num_inputs: Scalar,
         strand_bits: Scalar,
         out_width: Scalar,
+        biases: Pointer,
     ) -> None:
         """Multiply `columns` rows of x, from blockIdx.x, with the panels of blockIdx.y.
 
         `out`: [M, N], `out_width` elements from row to row. `x`: [M, K]. `packed`: W [N, K] as
         `quantized_layout` draws it, or [2·N, K] where they gate, 16 rows of each in turns.
-        `num_rows` M, `num_outputs` N, `num_inputs` K, a multiple of the span.
+        `num_rows` M, `num_outputs` N, `num_inputs` K, a multiple of the span. `biases`: of W's
+        rows; not touched where there are none.
         """
         multiply(
             out, x, packed, packed, packed, 1, num_rows, num_outputs, num_inputs, strand_bits,
-            out_width,
+            out_width, biases,
         )  # fmt: skip
 
     def quantized_matmul_of_experts(
@@ -344,15 +354,17 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         num_inputs: Scalar,
         strand_bits: Scalar,
         out_width: Scalar,
+        biases: Pointer,
     ) -> None:
         """Multiply the pairs of tile blockIdx.x with the panels of blockIdx.y of their expert.
 
         `out`: [T·C, N], `out_width` elements from row to row. `x`: [T·C / share, K]. `packed`: the
-        matrices of all experts as above, one behind the other, each of whole panels. `tiles`,
-        `order` as in `expert_tiles`, of `columns` pairs.
+        matrices of all experts as above, one behind the other, each of whole panels, and so are
+        `biases`. `tiles`, `order` as in `expert_tiles`, of `columns` pairs.
         """
         multiply(
-            out, x, packed, tiles, order, share, 0, num_outputs, num_inputs, strand_bits, out_width
-        )
+            out, x, packed, tiles, order, share, 0, num_outputs, num_inputs, strand_bits, out_width,
+            biases,
+        )  # fmt: skip
 
     return quantized_matmul_of_experts if of_experts else quantized_matmul

@@ -1,4 +1,4 @@
-"""What a mixture's router says of each token: logits[t, e] = Σ_k x[t, k] · router[e, k].
+"""What a mixture's router says of each token: logits[t, e] = Σ_k x[t, k] · router[e, k], + bias[e].
 
 In float32 whatever x is, since which experts a token goes through hangs on small differences (ADR
 0032). The router is small, a megabyte where there are 128 experts of 2048 inputs, and its product
@@ -30,7 +30,7 @@ from kernels.cuda.instructions.elements import (
     LOAD_FLOATS,
     VECTOR_LENGTHS,
 )
-from kernels.cuda.instructions.exact_float32 import multiply_add
+from kernels.cuda.instructions.exact_float32 import add_float32, multiply_add
 from kernels.cuda.lanes import lane_and_warp, warp_sum
 from kernels.cuda.variant import (
     STORAGE_TYPES,
@@ -54,11 +54,13 @@ ROUTER_VECTOR: Final = VECTOR_LENGTHS["float32"]
 class RouterLogitsVariant:
     """The compile-time parameters: `dtype` of x, and the `tokens` of a warp.
 
-    Raises UnsupportedVariantError for what the kernel is not written for.
+    `biased`: each expert has a bias. Raises UnsupportedVariantError for what the kernel is not
+    written for.
     """
 
     dtype: str
     tokens: int
+    biased: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("dtype", DTYPES, self.dtype)
@@ -67,7 +69,7 @@ class RouterLogitsVariant:
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        return f"router_logits_{self.dtype}_t{self.tokens}"
+        return f"router_logits_{self.dtype}_t{self.tokens}" + ("_biased" if self.biased else "")
 
     @property
     def threads(self) -> int:
@@ -78,7 +80,7 @@ class RouterLogitsVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         element = STORAGE_TYPES[self.dtype] + "*"
-        return ("float32*", element, "float32*", "int64", "int64", "int64")
+        return ("float32*", element, "float32*", "int64", "int64", "int64", "float32*")
 
     @property
     def expectation(self) -> Expectation:
@@ -106,13 +108,18 @@ def tokens_of(num_tokens: int) -> int:
 def variants(*, every: bool) -> Sequence[RouterLogitsVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
-        return [RouterLogitsVariant(dtype, tokens) for dtype in DTYPES for tokens in TOKENS]
+        return [
+            RouterLogitsVariant(dtype, tokens, biased)
+            for dtype in DTYPES
+            for tokens in TOKENS
+            for biased in (False, True)
+        ]
     return [RouterLogitsVariant("bfloat16", 8), RouterLogitsVariant("float16", 1)]
 
 
 def make_router_logits(variant: RouterLogitsVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
-    tokens = variant.tokens
+    tokens, biased = variant.tokens, variant.biased
     length = VECTOR_LENGTHS[variant.dtype]
     parts = length // ROUTER_VECTOR
     load_floats = LOAD_FLOATS[variant.dtype]
@@ -125,10 +132,12 @@ def make_router_logits(variant: RouterLogitsVariant) -> Callable[..., None]:
         num_tokens: Scalar,
         num_experts: Scalar,
         hidden_size: Scalar,
+        biases: Pointer,
     ) -> None:
         """Write the logits of `tokens` tokens, from blockIdx.y, for 4 experts, from blockIdx.x.
 
-        `out`: [T, E]. `x`: [T, hidden]. `router`: [E, hidden].
+        `out`: [T, E]. `x`: [T, hidden]. `router`: [E, hidden]. `biases`: [E]; not touched where
+        there are none.
         """
         let_next_begin()
         wait_for_previous()
@@ -155,6 +164,8 @@ def make_router_logits(variant: RouterLogitsVariant) -> Callable[..., None]:
             for t in range(tokens):
                 total = warp_sum(sums[t])
                 if lane == 0 and first_token + t < num_tokens:
+                    if biased:
+                        total = add_float32(total, biases[expert])
                     out[(first_token + t) * num_experts + expert] = total
 
     return router_logits

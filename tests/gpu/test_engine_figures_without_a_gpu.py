@@ -135,7 +135,8 @@ def test_added_products_with_wide_panels_wait_for_the_launch_ahead_in_service():
     kernels = [one for one in all_variants(every=True) if one.expectation.begins_early]
     waiting = {one.name for one in kernels if not launchers.begins_before_end(one)}
     assert waiting == {
-        f"dense_matmul_added_{dtype}_m{columns}_n32"
+        f"dense_matmul_added_{biased}{dtype}_m{columns}_n32"
+        for biased in ("", "biased_")
         for dtype in ("bfloat16", "float16")
         for columns in (8, 16)
     }

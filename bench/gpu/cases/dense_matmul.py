@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
+from bench.gpu.cases.quantized_matmul import draw_biases
 from kernels.cuda.dense_matmul import COLUMNS, PANELS, DenseMatmulVariant
 from kernels.cuda.quantized_formats import TILE_INPUTS
 from kernels.reference.dense_matmul import dense_matmul, gated, normalised
@@ -69,6 +70,7 @@ def draw_case(
     inputs = {
         "weights": to_stored(variant.dtype, weights),
         "norm_weight": to_stored(variant.dtype, norm_weight),
+        "biases": draw_biases(rng, variant, weight_rows),
     }
     exact = exact_product(variant, {"out": before, "x": x, **inputs})
     tolerance = TOLERANCES[variant.out_dtype] * max(1.0, float(np.abs(exact).max()) / 4)
@@ -81,7 +83,7 @@ def draw_case(
         return Case(
             f"{variant.name} {num_rows} × {num_inputs} × {num_outputs}, {1 << strand_bits} strands",
             {"out": before[rows].copy(), "x": x[rows], **inputs},
-            (Launch(one, grid, ("out", "x", "weights", "norm_weight", *scalars)),),
+            (Launch(one, grid, ("out", "x", "weights", "norm_weight", *scalars, "biases")),),
             {"out": Expected(one.out_dtype, expected[rows], tolerance)},
         )
 
@@ -107,6 +109,8 @@ def exact_product(
     if variant.normalises:
         x = normalised(x, to_float64(variant.dtype, arrays["norm_weight"]), EPS, stored)
     product: Array = dense_matmul(x, weights)
+    if variant.biased:
+        product += to_float64(variant.dtype, arrays["biases"])
     if variant.gates:
         return gated(product, variant.activation)
     if variant.writes == "added":

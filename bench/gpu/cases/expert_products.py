@@ -87,15 +87,26 @@ def quantized_experts_case(variant: QuantizedMatmulVariant, shape: Shape, seed: 
     ]
     matrices[NOBODY].scales[:] = np.nan
     packed = np.stack([quantized_cases.packed_in_poison(variant.weights, m) for m in matrices])
+    biases = _draw_biases(rng, variant, num_products)
 
     def product(rows: Array, expert: int) -> Array:
         out: Array = np.empty((len(rows), num_products))
         one = matrices[expert]
         quantized_matmul(rows, one.multiplied, one.scales, one.minima, out)
-        return quantized_cases.gated_in_turns(out) if variant.gates else out
+        out += to_float64(variant.dtype, biases[expert])
+        return quantized_cases.gated_in_turns(out, variant.activation) if variant.gates else out
 
     num_inputs = FORMATS[variant.weights].span * shape.length
-    return _product_case(variant, shape, num_inputs, pairs, packed, product, rng)
+    return _product_case(variant, shape, num_inputs, pairs, (packed, biases), product, rng)
+
+
+def _draw_biases(
+    rng: np.random.Generator, variant: QuantizedMatmulVariant | DenseMatmulVariant, num_rows: int
+) -> Array:
+    """Return those of all experts [E, N]; NaN of the one that no token goes through."""
+    biases = [quantized_cases.draw_biases(rng, variant, num_rows) for _ in range(NUM_EXPERTS)]
+    biases[NOBODY][:] = to_stored(variant.dtype, np.full(num_rows, np.nan))
+    return np.stack(biases)
 
 
 def draw_dense_experts(variant: DenseMatmulVariant, seed: int) -> list[Case]:
@@ -119,12 +130,14 @@ def dense_experts_case(variant: DenseMatmulVariant, shape: Shape, seed: int = 0)
     weights = rng.standard_normal((NUM_EXPERTS, rows_of_expert, num_inputs)) / np.sqrt(num_inputs)
     weights[NOBODY] = np.nan
     stored = to_stored(variant.dtype, weights)
+    biases = _draw_biases(rng, variant, rows_of_expert)
 
     def product(rows: Array, expert: int) -> Array:
         found: Array = dense_matmul(rows, to_float64(variant.dtype, stored[expert]))
+        found += to_float64(variant.dtype, biases[expert])
         return gated(found, variant.activation) if variant.gates else found
 
-    return _product_case(variant, shape, num_inputs, pairs, stored, product, rng)
+    return _product_case(variant, shape, num_inputs, pairs, (stored, biases), product, rng)
 
 
 def _product_case(
@@ -132,11 +145,15 @@ def _product_case(
     shape: Shape,
     num_inputs: int,
     pairs: _Pairs,
-    matrices: Array,
+    of_experts: tuple[Array, Array],
     product: Callable[[Array, int], Array],
     rng: np.random.Generator,
 ) -> Case:
-    """Draw x; `product`: of rows with an expert's matrix, exact. The last pair is the part."""
+    """Draw x; `of_experts`: matrices and biases; `product`: of rows with an expert's, exact.
+
+    The last pair is the part.
+    """
+    matrices, biases = of_experts
     num_pairs = len(pairs.experts)
     num_rows = num_pairs // shape.share
     magnitudes = np.resize([1.0, 3.0, 0.1], (num_rows, 1))
@@ -152,7 +169,8 @@ def _product_case(
     expected = np.pad(exact, ((0, 0), (0, COLUMNS_BEHIND)), constant_values=np.nan)
     sizes = (shape.num_outputs, num_inputs, shape.strand_bits)
     name = f"{variant.name} {num_pairs} × {num_inputs} × {shape.num_outputs}"
-    arguments = ("out", "x", "weights", "tiles", "order", shape.share, *sizes, expected.shape[1])
+    width = expected.shape[1]
+    arguments = ("out", "x", "weights", "tiles", "order", shape.share, *sizes, width, "biases")
     whole = Case(
         name,
         {
@@ -161,6 +179,7 @@ def _product_case(
             "weights": matrices,
             "tiles": pairs.tiles,
             "order": pairs.order,
+            "biases": biases,
         },
         (Launch(variant, variant.experts_grid(len(pairs.tiles), *sizes), arguments),),
         {"out": Expected(variant.out_dtype, expected, tolerance)},
@@ -175,12 +194,13 @@ def _product_case(
             "out": poison(variant.out_dtype, expected[-1:].shape),
             "x": x[row_of_pair[-1:]],
             "weights": matrices[pairs.experts[-1]],
+            "biases": biases[pairs.experts[-1]],
         },
         (
             Launch(
                 one,
                 one.grid(1, *sizes),
-                ("out", "x", "weights", *norm, 1, *sizes, expected.shape[1], *eps),
+                ("out", "x", "weights", *norm, 1, *sizes, width, *eps, "biases"),
             ),
         ),
         {"out": Expected(variant.out_dtype, expected[-1:], tolerance)},

@@ -30,14 +30,22 @@ def draw_router_logits(variant: RouterLogitsVariant, seed: int) -> list[Case]:
     x = to_stored(variant.dtype, rng.standard_normal((num_tokens, hidden_size)))
     router = rng.standard_normal((num_experts, hidden_size)) / np.sqrt(hidden_size)
     router = router.astype(np.float32)
+    biases = rng.standard_normal(num_experts).astype(np.float32)
     exact = to_float64(variant.dtype, x) @ router.astype(np.float64).T
+    if variant.biased:
+        exact += biases
 
     def case(one: RouterLogitsVariant, rows: slice) -> Case:
         sizes = (len(x[rows]), num_experts, hidden_size)
         return Case(
             variant.name,
-            {"out": poison("float32", exact[rows].shape), "x": x[rows], "router": router},
-            (Launch(one, one.grid(*sizes), ("out", "x", "router", *sizes)),),
+            {
+                "out": poison("float32", exact[rows].shape),
+                "x": x[rows],
+                "router": router,
+                "biases": biases,
+            },
+            (Launch(one, one.grid(*sizes), ("out", "x", "router", *sizes, "biases")),),
             {"out": Expected("float32", exact[rows], TOLERANCES["float32"])},
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from kernels.cuda.activation import SILU
+from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS
 from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
@@ -69,6 +70,8 @@ def draw_case(
         None if matrix.minima is None else matrix.minima[:num_products],
         exact,
     )
+    biases = draw_biases(rng, variant, num_products)
+    exact += to_float64(variant.dtype, biases)
     if variant.gates:
         exact = gated_in_turns(exact, variant.activation)
     tolerance = TOLERANCES[variant.out_dtype] * max(1.0, float(np.abs(exact).max()) / 4)
@@ -81,8 +84,13 @@ def draw_case(
         scalars = (count, num_outputs, num_inputs, strand_bits, out_width)
         return Case(
             f"{variant.name} {num_rows} × {num_inputs} × {num_outputs}, {1 << strand_bits} strands",
-            {"out": poison(one.out_dtype, (count, out_width)), "x": x[rows], "packed": packed},
-            (Launch(one, grid, ("out", "x", "packed", *scalars)),),
+            {
+                "out": poison(one.out_dtype, (count, out_width)),
+                "x": x[rows],
+                "packed": packed,
+                "biases": biases,
+            },
+            (Launch(one, grid, ("out", "x", "packed", *scalars, "biases")),),
             {"out": Expected(one.out_dtype, expected[rows], tolerance)},
         )
 
@@ -91,6 +99,14 @@ def draw_case(
 
     part = case(of_few_rows(variant), slice(alone, alone + 1))
     return dataclasses.replace(case(variant, slice(None)), part=(part, select))
+
+
+def draw_biases(
+    rng: np.random.Generator, variant: QuantizedMatmulVariant | DenseMatmulVariant, num_rows: int
+) -> Array:
+    """Return biases of so many rows of W as they are stored; zeros where there are none."""
+    values = rng.standard_normal(num_rows) if variant.biased else np.zeros(num_rows)
+    return to_stored(variant.dtype, values)
 
 
 def gated_in_turns(product: Array, activation: str = SILU) -> Array:

@@ -11,6 +11,7 @@ import torch
 from compute_plane.cuda.expert_products import ExpertProducts
 from compute_plane.cuda.experts import DeviceExperts
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
+from compute_plane.cuda.matrices import DenseMatrix, Projection
 from compute_plane.cuda.reference_experts import ReferenceExperts
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.model import layout
@@ -35,18 +36,42 @@ APART: Formats = {"gate_proj": Q8_0, "experts": Q4_1}
 FORMATS = pytest.mark.parametrize(
     ("formats", "products"),
     [
-        ({}, ("dense_experts_rounded_bfloat16_m8_n32",) * 2),
-        (IN_TURNS, ("quantized_experts_q8_0_bfloat16_m8",) * 2),
+        (
+            {},
+            (
+                "dense_experts_clamped_gated_biased_bfloat16_m8_n32",
+                "dense_experts_rounded_biased_bfloat16_m8_n32",
+            ),
+        ),
+        (
+            IN_TURNS,
+            (
+                "quantized_experts_q8_0_bfloat16_m8_gated_clamped_biased",
+                "quantized_experts_q8_0_bfloat16_m8_biased",
+            ),
+        ),
         (
             APART,
             (
-                "quantized_experts_q8_0_bfloat16_m8", "quantized_experts_q4_1_bfloat16_m8",
-                "quantized_experts_q4_1_bfloat16_m8",
+                "quantized_experts_q8_0_bfloat16_m8_biased",
+                "quantized_experts_q4_1_bfloat16_m8_biased",
+                "clamped_mul_bfloat16",
+                "quantized_experts_q4_1_bfloat16_m8_biased",
             ),
         ),
     ],
     ids=["dense", "in turns", "apart"],
 )  # fmt: skip
+
+
+def dense_weights(projection: Projection) -> torch.Tensor:
+    """Return the only matrix of a projection in float32."""
+    (matrix,) = projection.parts
+    if isinstance(matrix, DenseMatrix):
+        return matrix.values.float()
+    rows = torch.empty(matrix.num_outputs, matrix.num_inputs)
+    ReferenceOperations().embedding(rows, matrix, torch.arange(matrix.num_outputs))
+    return rows
 
 
 def as_tensors_say(x: np.ndarray, source: TensorSource) -> np.ndarray:
@@ -112,13 +137,43 @@ def test_experts_with_biases_add_what_the_reference_operations_add(
         layer.add(hidden, norm, experts)
         found.append(hidden.residual if hidden.added is None else hidden.residual + hidden.added)
     torch.testing.assert_close(*found, atol=0.12, rtol=0.02)
-    gate = "clamped_mul_bfloat16"
-    if formats == IN_TURNS:
-        gate += "_in_turns"
     assert [name for name, _ in launcher.launched] == [
-        "rms_norm_bfloat16_e32", "router_logits_bfloat16_t8", *products[:-1], gate, products[-1],
-        "add_experts_bfloat16_c2",
+        "rms_norm_bfloat16_e32", "router_logits_bfloat16_t8_biased", "route_experts_e5_c2",
+        *products, "add_experts_bfloat16_c2",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("formats", "num_rows", "launched"),
+    [
+        ({}, 3, ["dense_matmul_added_biased_bfloat16_m8_n16"]),
+        ({}, 17, []),
+        ({"o_proj": Q8_0}, 3, ["quantized_matmul_q8_0_bfloat16_m8_biased"]),
+    ],
+)
+def test_the_bias_behind_attention_is_part_of_its_product(
+    formats: Formats, num_rows: int, launched: list[str]
+) -> None:
+    launcher, dtype = SimulatedLauncher(), torch.bfloat16
+    layer = tiny_plan(SPEC, dtype, formats).place(torch.device("cpu")).layers[0]
+    assert layer.o_bias is not None
+    assert layer.o_bias.abs().max() > 0.1
+    x = np.random.default_rng(5).standard_normal((num_rows, 128), np.float32)
+    found = []
+    for operations in (
+        operations_on(launcher, SPEC, formats, "bfloat16"),
+        ReferenceOperations(SPEC.activation),
+    ):
+        hidden = Hidden(torch.ones(num_rows, 32, dtype=dtype))
+        products = LayerProducts(operations, 1e-5)
+        products.add(hidden, torch.from_numpy(x).to(dtype), layer.o, bias=layer.o_bias)
+        found.append(hidden.sums())
+    torch.testing.assert_close(*found, atol=0.03, rtol=0.01)
+    assert [name for name, _ in launcher.launched] == launched
+    plain = torch.from_numpy(x).to(dtype).float() @ dense_weights(layer.o).t() + 1
+    torch.testing.assert_close(
+        found[0] - plain, layer.o_bias.float().expand_as(plain), atol=0.05, rtol=0.05
+    )
 
 
 @FORMATS
@@ -136,6 +191,5 @@ def test_a_model_on_kernels_says_what_the_reference_operations_say(
     attention = {name for name in launcher.prepared if name.startswith("attention_")}
     assert attention <= names
     assert all("sinks" in name for name in attention)
-    assert {name for name in names if "experts_" in name} == set(products) | {
-        "add_experts_bfloat16_c2"
-    }
+    of_experts = {"route_experts_e5_c2", "add_experts_bfloat16_c2", *products}
+    assert {name for name in names if "experts_" in name} == of_experts - {"clamped_mul_bfloat16"}

@@ -53,21 +53,27 @@ def kernels_for(
 ) -> QuantizedKernels:
     label, num_outputs = frozenset([matrix.format]), matrix.num_outputs
     gates = label if matrix.in_turns else frozenset[str]()
-    uses = QuantizedUses(label, label, label, gates, num_outputs, num_outputs * matrix.num_inputs)
+    uses = QuantizedUses(
+        label, label, label, gates, label, num_outputs, num_outputs * matrix.num_inputs
+    )
     made = QuantizedKernels(launcher, dtype, uses, "silu")
     launcher.prepare(made.variants)
     return made
 
 
 def products(
-    made: QuantizedKernels, matrix: QuantizedMatrix, x: torch.Tensor, dtype: torch.dtype
+    made: QuantizedKernels,
+    matrix: QuantizedMatrix,
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a product between other columns, which are NaN, by kernels and by the reference."""
     found, expected = (
         torch.full((len(x), matrix.num_outputs + 5), torch.nan, dtype=dtype) for _ in range(2)
     )
-    made.matmul(found, x, matrix, 3)
-    ReferenceOperations().quantized_matmul(expected, x, matrix, 3)
+    made.matmul(found, x, matrix, 3, bias)
+    ReferenceOperations().quantized_matmul(expected, x, matrix, 3, bias)
     return found, expected
 
 
@@ -101,6 +107,19 @@ def test_many_rows_are_multiplied_with_unpacked_weights_a_run_of_panels_at_a_tim
     torch.testing.assert_close(found, expected, equal_nan=True, atol=0.03, rtol=0.01)
     unpacking = f"quantized_rows_{label.lower()}_bfloat16"
     assert [name for name, _ in launcher.launched] == [unpacking] * 3
+
+
+@pytest.mark.parametrize("num_rows", [3, 129])
+def test_a_bias_is_added_however_many_rows_there_are(num_rows: int) -> None:
+    matrix, launcher = drawn("Q8_0", 40, 64), SimulatedLauncher()
+    bias = 3 * rows_of(1, 40)[0]
+    made, x = kernels_for(matrix, launcher), rows_of(num_rows, 64)
+    found, expected = products(made, matrix, x, torch.bfloat16, bias)
+    torch.testing.assert_close(found, expected, equal_nan=True, atol=0.03, rtol=0.01)
+    names = ["quantized_matmul_q8_0_bfloat16_m8_biased"]
+    if num_rows > most_rows_of("Q8_0"):
+        names = ["quantized_rows_q8_0_bfloat16"]
+    assert [name for name, _ in launcher.launched] == names
 
 
 @pytest.mark.parametrize(

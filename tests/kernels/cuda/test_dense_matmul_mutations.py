@@ -120,8 +120,8 @@ MORE_IN_A_PANEL = [
     (NORMED, "square = add_float32(square, strand_squares[uint32(square_at)])", "pass"),
     (NORMED, "square_at = int32(square_at + columns)\n                    value", "value"),
     (NORMED, "value = multiply_float32(value, factor)", "pass"),
-    (GATED, "multiply_float32(activation(value), other)", "multiply_float32(value, other)"),
-    (GATED, "multiply_float32(activation(value), other)", "activation(value)"),
+    (GATED, "gated(value, other)", "value * other"),
+    (GATED, "gated(value, other)", "gated(other, value)"),
     (ADDED, "at = out_row * out_width + output", "at = out_row * num_outputs + output"),
     (LOGITS, "range(0, panel_items, 32 * WARPS)", "range(0, 32 * WARPS, 32 * WARPS)"),
     # Registers hold anything: without a tile, x must be zeros and all else finite.

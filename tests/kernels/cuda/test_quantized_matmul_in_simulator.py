@@ -300,8 +300,8 @@ def test_a_product_the_kernel_is_not_written_for_is_refused_by_name(make, messag
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("multiply_float32(activation(value), other)", "multiply_float32(value, other)"),
-        ("multiply_float32(activation(value), other)", "activation(value)"),
+        ("gated(value, other)", "value * other"),
+        ("gated(value, other)", "gated(other, value)"),
         ("other += strand_sums[uint32(at + panel_outputs)]", "pass"),
         ("other = strand_sums[uint32(at + panel_outputs)]", "other = strand_sums[uint32(at)]"),
         ("outputs_of_lane = int64(0)", "pass"),
