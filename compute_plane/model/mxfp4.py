@@ -10,7 +10,8 @@ elements in one byte, the first in its low half:
     blocks   uint8 [N, K/32, 16]
     scales   uint8 [N, K/32]
 
-What it becomes, exactly where d = 2^(s − 128) is a float16, from 2^−24 to 2^15:
+On CUDA it runs as it is. Elsewhere it becomes, exactly where d = 2^(s − 128) is a float16, from
+2^−24 to 2^15:
 
     Q4_F     18 bytes    d: float16 | 16 bytes of nibbles as they are    value = CODES[q] · d
     Q8_0     34 bytes    d: float16 | CODES[q]
@@ -37,6 +38,8 @@ GROUP_BYTES: Final = GROUP // 2
 BLOCK_BYTES: Final = 1 + GROUP_BYTES
 BIAS: Final = 128
 NOT_A_NUMBER: Final = 255
+LARGEST_EXPONENT: Final = 252
+"""With a larger one 6 is no float32 any more."""
 CODES: Final = np.array(FLOATS_OF_4_BITS, np.int8)
 """What the nibbles stand for, doubled."""
 HALF: Final = np.uint8(4)

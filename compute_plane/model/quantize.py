@@ -31,7 +31,7 @@ from compute_plane.model.group_blocks import (
     uint8_to_q8_z,
 )
 from compute_plane.model.k_quants import quants_of_4_bits_k, quants_of_5_bits, scales_and_minima
-from compute_plane.model.mxfp4 import mxfp4_to_q4_f, mxfp4_to_q8_0
+from compute_plane.model.mxfp4 import LARGEST_EXPONENT, mxfp4_to_q4_f, mxfp4_to_q8_0
 from compute_plane.model.read_only_quants import iq4_nl_to_q8_0, iq4_xs_to_q8_0, q3_k_to_q6_k
 from compute_plane.model.tensor import ALL_ROWS, RawTensor, Rows, TensorFormat, in_model_order
 
@@ -113,6 +113,8 @@ def are_finite(rows: UInt8Array, stored: TensorFormat) -> bool:
         return not np.equal(bits & exponent, exponent).any()
     exponent = EXPONENT_BITS[TensorFormat.F16]
     blocks = rows.reshape(-1, stored.block_bytes)
+    if stored is TensorFormat.MXFP4:
+        return not np.greater(blocks[:, 0], LARGEST_EXPONENT).any()
     first, end = SCALES_AT.get(stored, (0, 2))
     scales = np.ascontiguousarray(blocks[:, first:end]).view("<u2")
     return not np.equal(scales & exponent, exponent).any()

@@ -28,6 +28,7 @@ x[row, 32·tile + 8·quad].
              bit   0    4    8    12   16   20   24   28
              e     0    2    4    6    1    3    5    7      so that (word >> 4·j) & 0xF000F
                                                              is the pair e = 2·j, 2·j + 1
+    MXFP4    the same, but for where the bits of its codes stand (`four_bit_floats`)
     8 bits   1024 bytes: twice 512, for rows i = 0, 1 and for i = 2, 3;
              a lane's words are (i, e = 0 … 3), (i, e = 4 … 7), (i + 1, …), (i + 1, …),
              bytes 0 1 2 3 of a word being e = 0 2 1 3: halves of 16 bits are pairs again
@@ -36,6 +37,7 @@ x[row, 32·tile + 8·quad].
     Q4_1     behind the four d's of a group its four minima m: 128 bytes
     Q4_Z     behind all d's 16 bytes: group 0 │ … │ group 7, 16 bits each, z of row i at bit 4·i
     Q8_Z     behind all d's 32 bytes: group 0 │ … │ group 7, a byte each for z of i = 0 … 3
+    MXFP4    32 bytes: group 0 │ … │ group 7, a byte s of i = 0 … 3 each
 
 The last panel of a matrix whose N is no multiple of 32 is filled up with rows of zeros.
 """
@@ -48,6 +50,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kernels.cuda import four_bit_floats
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_formats import (
     PANEL_ROWS,
@@ -71,7 +74,8 @@ _PLACES: Final = np.arange(0, 16, 4, dtype="<u2")
 class QuantizedMatrix:
     """A matrix taken apart.
 
-    `quants`: [N, K], int8, the offset taken off. `scales`: float16 [N, K / span]. `minima`, `zeros`
+    `quants`: [N, K], int8, the offset taken off; of floats what they are, doubled. `scales`:
+    float16 [N, K / span]; of floats float32, half of what they are stored as. `minima`, `zeros`
     (int8): the same shape, or None where the format has none.
     """
 
@@ -95,9 +99,9 @@ class QuantizedMatrix:
 def pack_rows(label: str, rows: UInt8Array, num_inputs: int) -> UInt8Array:
     """Lay out rows of blocks of 32 weights, uint8 [N, bytes of K elements].
 
-    A block is as model files store it, d, maybe m and the weights; z, a byte, is where m is. Those
-    of a span must all have the same numbers. Returns uint8 [packed_bytes]. Several matrices become
-    one, an output for each row, by concatenating their rows. Raises UnsupportedVariantError.
+    A block is as model files store it, d or s, maybe m and the weights; z, a byte, is where m is.
+    Those of a span must all have the same numbers. Returns uint8 [packed_bytes]. Several matrices
+    become one, an output for each row, by concatenating their rows. Raises UnsupportedVariantError.
     """
     fmt = weight_format(label)
     packed = np.empty(packed_bytes(label, len(rows), num_inputs), np.uint8)
@@ -110,7 +114,7 @@ def pack_rows(label: str, rows: UInt8Array, num_inputs: int) -> UInt8Array:
         part = np.ascontiguousarray(rows[first : first + step])
         blocks = part.view(_block_type(fmt))
         _check_spans(fmt, blocks)
-        _fill(blocks, panels[first // PANEL_ROWS : (first + step) // PANEL_ROWS])
+        _fill(fmt, blocks, panels[first // PANEL_ROWS : (first + step) // PANEL_ROWS])
     return packed
 
 
@@ -133,10 +137,17 @@ def pack_matrix(label: str, matrix: QuantizedMatrix) -> UInt8Array:
         if (numbers is not None) != is_there:
             allowed = f"{'given' if is_there else 'absent'} for {label}"
             raise UnsupportedVariantError(name, allowed, numbers)
-    lowest = -fmt.offset if fmt.bits == 4 else -128
-    _check_range("quants", matrix.quants, lowest, lowest + 2**fmt.bits - 1)
     blocks = np.empty((num_outputs, num_inputs // TILE_INPUTS), _block_type(fmt))
     repeats = blocks.shape[1] // num_scales
+    if fmt.is_float:
+        blocks["s"] = np.repeat(four_bit_floats.exponents_of(matrix.scales), repeats, axis=1)
+        blocks["q"] = _in_nibbles(
+            four_bit_floats.codes_of(matrix.quants).reshape(*blocks.shape, TILE_INPUTS)
+        )
+        _fill(fmt, blocks, _panels(fmt, packed, num_inputs))
+        return packed
+    lowest = -fmt.offset if fmt.bits == 4 else -128
+    _check_range("quants", matrix.quants, lowest, lowest + 2**fmt.bits - 1)
     blocks["d"] = np.repeat(matrix.scales, repeats, axis=1)
     if matrix.minima is not None:
         blocks["m"] = np.repeat(matrix.minima, repeats, axis=1)
@@ -145,10 +156,8 @@ def pack_matrix(label: str, matrix: QuantizedMatrix) -> UInt8Array:
         blocks["z"] = np.repeat(matrix.zeros, repeats, axis=1).astype(np.int8)
     stored = (matrix.quants.astype(np.int8) + np.int8(fmt.offset)).view(np.uint8)
     stored = stored.reshape(*blocks.shape, TILE_INPUTS)
-    if fmt.bits == 4:
-        stored = stored[..., : TILE_INPUTS // 2] | stored[..., TILE_INPUTS // 2 :] << np.uint8(4)
-    blocks["q"] = stored
-    _fill(blocks, _panels(fmt, packed, num_inputs))
+    blocks["q"] = _in_nibbles(stored) if fmt.bits == 4 else stored
+    _fill(fmt, blocks, _panels(fmt, packed, num_inputs))
     return packed
 
 
@@ -160,6 +169,8 @@ def unpack_matrix(
     panels = _panels(fmt, packed, num_inputs)
     if fmt.bits == 4:
         words = panels["words"].transpose(0, 4, 2, 1, 3)  # panel, i, group, tile, quad
+        if fmt.is_float:
+            words = four_bit_floats.taken_up(words)
         stored = np.empty((*words.shape, 8), np.uint8)
         for e in range(8):
             stored[..., e] = words >> np.uint32(4 * (e // 2) + 16 * (e % 2)) & np.uint32(15)
@@ -167,6 +178,12 @@ def unpack_matrix(
         words = _swap_middle_bytes(panels["words"])
         stored = np.ascontiguousarray(words.transpose(0, 2, 5, 3, 1, 4, 6)).view(np.uint8)
     quants = stored.reshape(-1, num_inputs)[:num_outputs].view(np.int8)
+    if fmt.is_float:
+        exponents = panels["spans"]["numbers"].transpose(0, 3, 2, 1)  # panel, i, group, span
+        exponents = exponents.reshape(-1, num_inputs // fmt.span)[:num_outputs]
+        return QuantizedMatrix(
+            four_bit_floats.DOUBLED[quants], four_bit_floats.half_scales(exponents)
+        )
     numbers = panels["spans"]["numbers"].transpose(3, 0, 4, 2, 1)  # d | m, panel, i, group, span
     d, *m = numbers.reshape(len(numbers), -1, num_inputs // fmt.span)[:, :num_outputs]
     zeros = None
@@ -180,10 +197,12 @@ def unpack_matrix(
 
 
 def _block_type(fmt: WeightFormat) -> np.dtype[Any]:
-    """Return a block of 32 weights: d, maybe m or z, and q."""
+    """Return a block of 32 weights: d, maybe m or z, and q; of floats s and q."""
     minimum = [("m", "<f2")] if fmt.has_minimum else []
     zero = [("z", "i1")] if fmt.has_zeros else []
     weights = ("q", "u1", TILE_INPUTS * fmt.bits // 8)
+    if fmt.is_float:
+        return np.dtype([("s", "u1"), weights])
     return np.dtype([("d", "<f2"), *minimum, *zero, weights])
 
 
@@ -191,11 +210,13 @@ def _panels(fmt: WeightFormat, packed: UInt8Array, num_inputs: int) -> Array:
     """Return the packed bytes as panels.
 
     Axes of their words: of four bits [tile, group, quad, i], of eight [tile, i // 2, group, quad,
-    i % 2, word]. Of a span's numbers [group, d | m, i], of its zeros of four bits [group], of eight
-    [group, i].
+    i % 2, word]. Of a span's numbers [group, d | m, i], of floats [group, i], of its zeros of four
+    bits [group], of eight [group, i].
     """
     words = (8, 4, 4) if fmt.bits == 4 else (2, 8, 4, 2, 2)
     span: list[Any] = [("numbers", "<f2", (8, 2 if fmt.has_minimum else 1, 4))]
+    if fmt.is_float:
+        span = [("numbers", "u1", (8, 4))]
     if fmt.has_zeros:
         span.append(("zeros", "<u2", (8,)) if fmt.bits == 4 else ("zeros", "i1", (8, 4)))
     num_spans = num_inputs // fmt.span
@@ -230,7 +251,14 @@ def _check_range(name: str, integers: Array, lowest: int, highest: int) -> None:
         raise UnsupportedVariantError(name, f"between {lowest} and {highest}", given)
 
 
-def _fill(blocks: Array, panels: Array) -> None:
+def _in_nibbles(stored: UInt8Array) -> UInt8Array:
+    """Return blocks of 32 small integers as model files have them, 16 bytes each."""
+    nibbles: UInt8Array = stored[..., : TILE_INPUTS // 2].copy()
+    nibbles |= stored[..., TILE_INPUTS // 2 :] << np.uint8(4)
+    return nibbles
+
+
+def _fill(fmt: WeightFormat, blocks: Array, panels: Array) -> None:
     """Write blocks [N, tiles of a panel] as whole panels. Rows missing at the end are zeros."""
     num_panels, num_tiles = panels["words"].shape[:2]
     missing = num_panels * PANEL_ROWS - len(blocks)
@@ -240,7 +268,10 @@ def _fill(blocks: Array, panels: Array) -> None:
     stored = np.ascontiguousarray(blocks["q"]).view("<u4")
     # Rows are panel, i, group; k's are tile, quad, and words of e.
     if stored.shape[-1] == 4:
-        in_rows = _nibbles_of_lanes(stored).reshape(num_panels, 4, 8, num_tiles, 4)
+        lanes = _nibbles_of_lanes(stored)
+        if fmt.is_float:
+            lanes = four_bit_floats.placed(lanes)
+        in_rows = lanes.reshape(num_panels, 4, 8, num_tiles, 4)
         panels["words"] = in_rows.transpose(0, 3, 2, 4, 1)
     else:
         in_rows = _swap_middle_bytes(stored).reshape(num_panels, 2, 2, 8, num_tiles, 4, 2)
@@ -249,6 +280,9 @@ def _fill(blocks: Array, panels: Array) -> None:
     num_spans = spans.shape[1]
     firsts = blocks[:, :: num_tiles // num_spans].reshape(num_panels, 4, 8, num_spans)
     firsts = firsts.transpose(0, 3, 2, 1)  # panel, span, group, i
+    if fmt.is_float:
+        spans["numbers"] = firsts["s"]
+        return
     for which, name in enumerate(("d", "m")[: spans["numbers"].shape[3]]):
         spans["numbers"][:, :, :, which] = firsts[name]
     if "zeros" in (spans.dtype.names or ()):

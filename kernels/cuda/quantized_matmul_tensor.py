@@ -36,6 +36,7 @@ from kernels.cuda.instructions.early_launch import (
     wait_for_previous,
 )
 from kernels.cuda.instructions.exact_float32 import multiply_add
+from kernels.cuda.instructions.small_floats import WIDEN_FLOATS, scale_of_exponent
 from kernels.cuda.instructions.small_integers import (
     READY_BYTES,
     READY_NIBBLES,
@@ -87,12 +88,15 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
     add_strands = make_add_strands(variant)
     ones = ONES[variant.dtype]
     multiply_tiles = MULTIPLY_TILES[variant.dtype]
-    widen_nibbles = WIDEN_NIBBLES[variant.dtype, fmt.offset]
+    is_float, dtype = fmt.is_float, variant.dtype
+    widen_nibbles = WIDEN_FLOATS[dtype] if is_float else WIDEN_NIBBLES[dtype, fmt.offset]
     widen_nibbles_less = WIDEN_NIBBLES_LESS[variant.dtype]
     widen_bytes = WIDEN_BYTES[variant.dtype]
     widen_bytes_less = WIDEN_BYTES_LESS[variant.dtype]
     make_ready = READY_BYTES[variant.dtype] if is_bytes else READY_NIBBLES[variant.dtype]
-    load_scales = load_constant_vector if has_minimum else load_constant_pair
+    load_scales = load_constant_word if is_float else load_constant_pair
+    if has_minimum:
+        load_scales = load_constant_vector
     low, high = PAIR_CONVERSIONS["float16"].low, PAIR_CONVERSIONS["float16"].high
 
     @cuda.jit(device=True, inline="always")
@@ -290,7 +294,10 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
                     ahead = tile + input_ring
                     ask_for_inputs(inputs, tile, x, inputs_at, ahead, ahead < tiles_left)
 
-                for half in range(2):
+                for i in range(4 if is_float else 0):
+                    byte = scale_words[span, 0] >> uint32(8 * i) & uint32(255)
+                    scales[i] = scale_of_exponent(byte)
+                for half in range(0 if is_float else 2):
                     word = scale_words[span, half]
                     scales[2 * half], scales[2 * half + 1] = low(word), high(word)
                     if has_minimum:

@@ -40,6 +40,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.instructions.conversions import PAIR_CONVERSIONS
 from kernels.cuda.instructions.exact_float32 import multiply_add
+from kernels.cuda.instructions.small_floats import WIDEN_FLOATS, scale_of_exponent
 from kernels.cuda.instructions.small_integers import WIDEN_BYTES, WIDEN_NIBBLES
 from kernels.cuda.instructions.vectors import load_constant_pair, load_word, store_vector
 from kernels.cuda.quantized_formats import (
@@ -119,7 +120,8 @@ def make_quantized_rows(variant: QuantizedRowsVariant) -> Callable[..., None]:
     span_tiles, zeros_at = fmt.span_tiles, fmt.zeros_at
     num_spans = TILES // span_tiles
     has_minimum, has_zeros, is_bytes = fmt.has_minimum, fmt.has_zeros, fmt.bits == 8
-    widen_nibbles = WIDEN_NIBBLES[variant.dtype, fmt.offset]
+    is_float, dtype = fmt.is_float, variant.dtype
+    widen_nibbles = WIDEN_FLOATS[dtype] if is_float else WIDEN_NIBBLES[dtype, fmt.offset]
     widen_bytes = WIDEN_BYTES[variant.dtype]
     half = PAIR_CONVERSIONS["float16"]
     low_half, high_half = half.low, half.high
@@ -148,7 +150,9 @@ def make_quantized_rows(variant: QuantizedRowsVariant) -> Callable[..., None]:
             panel_at = row // PANEL_ROWS * num_lines * LINE_BYTES
             tile_at = panel_at + first_tile * tile_bytes + (4 * group + quad) * 16
             span_at = panel_at + weight_bytes + first_tile // span_tiles * span_bytes
-            scale_at = span_at + group * group_bytes + i // 2 * 4
+            scale_at = span_at + group * group_bytes
+            if not is_float:
+                scale_at += i // 2 * 4
             words = cuda.local.array((TILES, 4), uint32)
             scale_words = cuda.local.array(num_spans, uint32)
             beside_words = cuda.local.array(num_spans, uint32)  # minima or zero points
@@ -174,9 +178,13 @@ def make_quantized_rows(variant: QuantizedRowsVariant) -> Callable[..., None]:
 
             pairs = cuda.local.array((1, 4), uint32)
             for span in range(num_spans):
-                scale = low_half(scale_words[span])
-                if i % 2 == 1:
-                    scale = high_half(scale_words[span])
+                if is_float:
+                    byte = scale_words[span] >> uint32(8 * i) & uint32(255)
+                    scale = scale_of_exponent(byte)
+                else:
+                    scale = low_half(scale_words[span])
+                    if i % 2 == 1:
+                        scale = high_half(scale_words[span])
                 minimum = float32(0)
                 if has_minimum:
                     minimum = low_half(beside_words[span])

@@ -134,6 +134,12 @@ def _permute(a: Array, b: Array, selector: Array) -> Array:
     return np.ascontiguousarray(chosen).view(np.uint32)[:, 0]
 
 
+def _funnel_right(a: Array, b: Array, amount: Array) -> Array:
+    """shf.r.wrap: the lower word of b:a shifted to the right by the amount's last five bits."""
+    wide = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
+    return (wide >> (amount & np.uint32(31)).astype(np.uint64)).astype(np.uint32)
+
+
 def lop3(table: int) -> Function:
     """Return the function of three words: bit 4a + 2b + c of the table is for bits a, b, c."""
 
@@ -191,6 +197,7 @@ def integer_forms() -> Iterator[tuple[str, Form]]:
         yield f"popc.{t}", Form("u32", (t,), _count_ones)
         yield f"clz.{t}", Form("u32", (t,), _leading_zeros)
         yield f"bfi.{t}", Form(t, (t, t, "u32", "u32"), _insert)
+    yield "shf.r.wrap.b32", Form("b32", ("b32", "b32", "u32"), _funnel_right)
     yield "prmt.b32", Form("b32", ("b32", "b32", "b32"), _permute)
     for t in (*BITS, *SIGNED, *UNSIGNED, "f32", "f64"):
         yield f"selp.{t}", Form(t, (t, t, "pred"), _select)

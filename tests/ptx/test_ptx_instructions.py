@@ -49,6 +49,19 @@ TINY = np.float32(2.0**-140)  # subnormal
         ),
         ("bfe.u32", "u32", [("u32", [0xABCD]), ("u32", [4]), ("u32", [8])], [0xBC]),
         ("bfe.s32", "s32", [("s32", [0xF0, 0xF0]), ("u32", [4, 4]), ("u32", [4, 5])], [-1, 15]),
+        # shf: of b:a. With both the same it rotates.
+        (
+            "shf.r.wrap.b32", "b32",
+            [("b32", [0x80000001, 0xF, 0xF]), ("b32", [0x80000001, 0xA0, 0xA0]),
+             ("u32", [1, 4, 36])],
+            [0xC0000000, 0, 0],
+        ),
+        (
+            "shf.r.wrap.b32", "b32",
+            [("b32", [0x12345678, 0x12345678]), ("b32", [0x9ABCDEF0, 0x9ABCDEF0]),
+             ("u32", [0, 28])],
+            [0x12345678, 0xABCDEF01],
+        ),
         # prmt: bytes 0 … 3 are a's, 4 … 7 b's; the fourth bit of a selector spreads the sign.
         (
             "prmt.b32", "b32",

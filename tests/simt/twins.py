@@ -31,6 +31,7 @@ from tests.simt import tensor
 from tests.simt.device import Device
 from tests.simt.eight_bits import EIGHT_BIT_TWINS
 from tests.simt.memory import CheckedArray, SharedArray
+from tests.simt.small_floats import SMALL_FLOAT_TWINS
 from tests.simt.small_integers import SMALL_INTEGER_TWINS
 from tests.simt.threads import WarpFunction
 
@@ -248,6 +249,7 @@ PLAIN: dict[Any, Any] = {
     vectors.store_word: _store_word,
     tiles.choose_bytes: _choose_bytes,
     **SMALL_INTEGER_TWINS,
+    **SMALL_FLOAT_TWINS,
     **EIGHT_BIT_TWINS,
     **{elements.LOAD_FLOATS[name]: partial(_load_floats, f) for name, f in _WIDEN.items()},
     **{elements.LOAD_CONSTANT_FLOATS[name]: partial(_load_floats, f) for name, f in _WIDEN.items()},

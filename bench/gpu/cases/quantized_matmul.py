@@ -17,6 +17,7 @@ import numpy as np
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from kernels.cuda.activation import SILU
 from kernels.cuda.dense_matmul import DenseMatmulVariant
+from kernels.cuda.four_bit_floats import DOUBLED
 from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS
 from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
@@ -159,6 +160,11 @@ def draw_matrix(
     """Draw a matrix [N, K] whose products with normally distributed rows are of size 1."""
     fmt = FORMATS[label]
     shape, num_inputs = (num_outputs, num_spans), fmt.span * num_spans
+    if fmt.is_float:
+        wide = rng.choice(DOUBLED, (num_outputs, num_inputs))
+        powers = rng.integers(-6, -2, shape)  # times 3 or so, the size of what is scaled
+        halves = np.ldexp(np.float32(1), powers) / 2 ** np.round(np.log2(num_inputs) / 2)
+        return QuantizedMatrix(wide, halves.astype(np.float32))
     lowest = -128 if fmt.bits == 8 else -fmt.offset
     highest = lowest + 2**fmt.bits
     quants = rng.integers(lowest, highest, (num_outputs, num_inputs), np.int8)

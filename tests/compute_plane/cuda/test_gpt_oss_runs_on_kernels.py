@@ -31,7 +31,7 @@ SPEC = replace(
     layers_with_window=frozenset({0}),
 )  # fmt: skip
 Q4_1, Q8_0 = TensorFormat.Q4_1, TensorFormat.Q8_0
-IN_TURNS: Formats = {"experts": Q8_0}
+PUBLISHED: Formats = {"experts": TensorFormat.MXFP4, "_proj": Q8_0}
 APART: Formats = {"gate_proj": Q8_0, "experts": Q4_1}
 FORMATS = pytest.mark.parametrize(
     ("formats", "products"),
@@ -44,10 +44,10 @@ FORMATS = pytest.mark.parametrize(
             ),
         ),
         (
-            IN_TURNS,
+            PUBLISHED,
             (
-                "quantized_experts_q8_0_bfloat16_m8_gated_clamped_biased",
-                "quantized_experts_q8_0_bfloat16_m8_biased",
+                "quantized_experts_mxfp4_bfloat16_m8_gated_clamped_biased",
+                "quantized_experts_mxfp4_bfloat16_m8_biased",
             ),
         ),
         (
@@ -60,7 +60,7 @@ FORMATS = pytest.mark.parametrize(
             ),
         ),
     ],
-    ids=["dense", "in turns", "apart"],
+    ids=["dense", "as published", "apart"],
 )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def as_tensors_say(x: np.ndarray, source: TensorSource) -> np.ndarray:
     return added
 
 
-@pytest.mark.parametrize("formats", [{}, IN_TURNS, APART], ids=["dense", "in turns", "apart"])
+@pytest.mark.parametrize("formats", [{}, PUBLISHED, APART], ids=["dense", "as published", "apart"])
 @pytest.mark.parametrize("are_few", [True, False])
 def test_experts_with_biases_add_what_their_tensors_say(
     formats: Formats, are_few: bool, monkeypatch: pytest.MonkeyPatch

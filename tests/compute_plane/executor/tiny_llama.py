@@ -198,7 +198,7 @@ def raw_tensor(name: str, array: np.ndarray, kind: TensorFormat) -> RawTensor:
         stored = four_bit_blocks(rows, kind)
     elif kind.label in ENCODERS:
         stored = k_blocks(kind.label, rows)
-    elif kind in (TensorFormat.Q5_0, TensorFormat.Q5_1):
+    elif kind in (TensorFormat.Q5_0, TensorFormat.Q5_1, TensorFormat.MXFP4):
         stored = gguf.quants.quantize(rows, GgmlType[kind.label])
     elif kind is not TensorFormat.F32:
         f32 = TensorFormat.F32

@@ -31,6 +31,7 @@ ROWS, PRODUCT = (
     QuantizedRowsVariant("Q4_1", "bfloat16"),
     QuantizedMatmulVariant("Q4_0", "bfloat16", 16),
 )
+FLOATS = QuantizedRowsVariant("MXFP4", "bfloat16")
 DENSE = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
 
 
@@ -43,6 +44,8 @@ DENSE = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
         EmbeddingVariant("bfloat16"),
         PRODUCT,
         ROWS,
+        FLOATS,
+        dataclasses.replace(FLOATS, dtype="float16"),
         NORM,
         RopeWriteKvVariant("bfloat16", 64, 16),
         ROPE,
@@ -94,6 +97,8 @@ def test_no_barrier_can_be_left_out(variant, kind):
         (ROPE, r"(st\.global\.v2\.u32.*), \{(.*), (.*)\}", r"\1, {\3, \2}"),
         (ROWS, r"(fma\.rn\.bf16x2 %r\d+, %r\d+), (%r\d+), (%r\d+)", r"\1, \3, \2"),
         (ROWS, r"(lop3\.b32 .*), 0xEA", r"\1, 0xEC"),
+        (FLOATS, r"(shf\.r\.wrap\.b32 .*), %r\d+;", r"\1, 5;"),
+        (FLOATS, r"fma\.rn\.bf16x2", "fma.rn.f16x2"),
         (PRODUCT, r"(lop3\.b32 .*), 0xEA", r"\1, 0xEC"),
         (DENSE, r"(cvt\.rn\.bf16x2\.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
         (DENSE, r"(mma\.\S+ \{[^}]*\}), \{(%r\d+),(%r\d+),", r"\1, {\3,\2,"),

@@ -10,6 +10,7 @@ import pytest
 from bench.gpu.cases.quantized_matmul import draw_matrix
 from compute_plane.model.dequantize import decode_rows
 from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.four_bit_floats import DOUBLED, placed, taken_up
 from kernels.cuda.quantized_formats import FORMATS, label_for, packed_bytes
 from kernels.cuda.quantized_layout import (
     QuantizedMatrix,
@@ -20,7 +21,7 @@ from kernels.cuda.quantized_layout import (
 from kernels.reference.quantized_matmul import quantized_matmul
 
 NUMBERS = (("m", "<f2"), ("z", "i1"))
-BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q4_Z": 19, "Q8_Z": 35}
+BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q4_Z": 19, "Q8_Z": 35, "MXFP4": 17}
 
 
 def draw_rows(label: str, num_outputs: int, num_spans: int) -> np.ndarray:
@@ -28,6 +29,9 @@ def draw_rows(label: str, num_outputs: int, num_spans: int) -> np.ndarray:
     fmt, rng = FORMATS[label], np.random.default_rng(num_outputs)
     num_blocks = num_spans * fmt.span_tiles
     blocks = rng.integers(0, 256, (num_outputs, num_blocks, BLOCK_BYTES[fmt.kind]), np.uint8)
+    if fmt.is_float:
+        blocks[..., 0] = rng.integers(100, 150, blocks.shape[:2])
+        return blocks.reshape(num_outputs, -1)
     num_scales = 2 if fmt.has_minimum else 1
     scales = rng.standard_normal((num_outputs, num_spans, num_scales)).astype("<f2")
     beside = [scales.view(np.uint8)]
@@ -41,6 +45,11 @@ def draw_rows(label: str, num_outputs: int, num_spans: int) -> np.ndarray:
 def split_rows(label: str, rows: np.ndarray) -> QuantizedMatrix:
     """Take rows of blocks apart as model files have them, the numbers block by block."""
     fmt = FORMATS[label]
+    if fmt.is_float:
+        blocks = rows.reshape(len(rows), -1, BLOCK_BYTES[label])
+        codes = np.concatenate([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], axis=-1)
+        scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
+        return QuantizedMatrix(DOUBLED[codes.reshape(len(rows), -1)], scales)
     beside = [("m", "<f2")] if fmt.has_minimum else [("z", "i1")] if fmt.has_zeros else []
     blocks = rows.view(np.dtype([("d", "<f2"), *beside, ("q", "u1", 4 * fmt.bits)]))
     stored = blocks["q"]
@@ -94,10 +103,10 @@ def test_rows_of_blocks_keep_their_values(label, monkeypatch):
     assert_same(found, split_rows(label, rows), fmt.span_tiles)
     out = np.empty((num_inputs, num_outputs))
     quantized_matmul(np.eye(num_inputs), found.multiplied, found.scales, found.minima, out)
-    np.testing.assert_allclose(out.T, decoded, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(out.T, decoded, rtol=1e-6, atol=1e-6 * np.abs(decoded).max())
 
 
-@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize("label", [label for label, fmt in FORMATS.items() if not fmt.is_float])
 def test_a_weight_lies_where_the_drawing_has_it(label):
     fmt = FORMATS[label]
     panel, tile, row, k = 1, fmt.span_tiles, 21, 13  # of span 1; i = 2, group 5; quad 1, e = 5
@@ -134,13 +143,44 @@ def test_a_weight_lies_where_the_drawing_has_it(label):
     np.testing.assert_array_equal(found, expected)
 
 
+def test_a_four_bit_float_lies_where_the_drawing_has_it():
+    """Row 21: i = 2, group 5. k's 8 … 15 are quad 1; e = 0, 1 are pair 0 and so on."""
+    quants, scales = np.zeros((64, 96), np.int8), np.full((64, 3), 0.5, np.float32)
+    codes = {8: -6, 11: 1, 12: -12, 15: 3}  # −3: s, 1 0 1; ½: 0 0 1; −6: s, 1 1 1; 1½: 0 1 1
+    for k, doubled in codes.items():
+        quants[32 + 21, 32 + k] = doubled
+    scales[32 + 21, 1] = 2.0
+
+    packed = pack_matrix("MXFP4", QuantizedMatrix(quants, scales))
+
+    weights, spans = np.split(packed.reshape(2, -1)[1], [FORMATS["MXFP4"].scales_at(96)])
+    expected = np.zeros((3, 32, 4), np.uint32)
+    pairs = [
+        1 << 15 | 1 << 8 | 1 << 6,
+        1 << 16 + 6 + 3,
+        1 << 15 + 6 | 1 << 8 + 6 | 1 << 7 + 6 | 1 << 6 + 6,
+        1 << 16 + 0 | 1 << 16 + 4,
+    ]
+    expected[1, 4 * 5 + 1, 2] = np.bitwise_or.reduce(pairs)
+    np.testing.assert_array_equal(weights.view("<u4").reshape(expected.shape), expected)
+    stored = spans[: 3 * 32].reshape(3, 8, 4)
+    assert stored[1, 5, 2] == 129
+    assert (np.delete(stored.reshape(-1), 32 + 4 * 5 + 2) == 127).all()
+
+
+def test_every_word_of_codes_is_taken_up_as_it_was_placed():
+    words = np.random.default_rng(0).integers(0, 2**32, 5000, np.uint32)
+    np.testing.assert_array_equal(taken_up(placed(words)), words)
+    np.testing.assert_array_equal(placed(taken_up(words)), words)
+
+
 @pytest.mark.parametrize("label", FORMATS)
 def test_every_panel_begins_with_a_line_and_has_the_bits_that_the_table_says(label):
     table = {
         "Q4_0": 4.5, "Q4_0_G64": 4.25, "Q4_0_G128": 4.125, "Q4_1": 5,
         "Q4_Z": 4.625, "Q4_Z_G64": 4.3125, "Q4_Z_G128": 4.15625,
         "Q8_0": 8.5, "Q8_0_G64": 8.25, "Q8_0_G128": 8.125,
-        "Q8_Z": 8.75, "Q8_Z_G64": 8.375, "Q8_Z_G128": 8.1875,
+        "Q8_Z": 8.75, "Q8_Z_G64": 8.375, "Q8_Z_G128": 8.1875, "MXFP4": 4.25,
     }  # fmt: skip
     for num_inputs in (128, 2048, 4096, 11008, 14336):
         num_bytes = FORMATS[label].panel_bytes(num_inputs)
@@ -179,6 +219,10 @@ def test_a_scale_for_more_than_a_span_is_repeated(label, group):
     np.testing.assert_array_equal(out, expected)
 
 
+def floats_of(doubled: int, scale: float) -> QuantizedMatrix:
+    return QuantizedMatrix(np.full((2, 32), doubled, np.int8), np.full((2, 1), scale, np.float32))
+
+
 def matrix_of(num_inputs: int, num_scales: int, *, highest: int = 7, minima: bool = False, zero=0):
     scales = np.ones((16, num_scales), np.float16)
     quants = np.full((16, num_inputs), highest, np.int16)
@@ -208,6 +252,9 @@ def rows_with(label: str, block: int, byte: int, value: int):
         (lambda: pack_matrix("Q4_Z", matrix_of(64, 1)), "zeros must be given for Q4_Z"),
         (lambda: pack_matrix("Q4_Z", matrix_of(64, 1, zero=16)), "zeros must be between 0 and 15"),
         (lambda: pack_matrix("Q8_Z", matrix_of(64, 1, zero=128)), "zeros must be between -128 "),
+        (lambda: pack_matrix("MXFP4", floats_of(5, 0.5)), "quants must be twice a float"),
+        (lambda: pack_matrix("MXFP4", floats_of(4, 0.75)), "scales must be a power of two"),
+        (lambda: pack_matrix("MXFP4", floats_of(4, 2.0**127)), "scales must be a power of two"),
         (lambda: pack_matrix("Q4_0", matrix_of(64, 1, highest=8)), "quants must be between -8 "),
         (lambda: pack_matrix("Q8_0", matrix_of(64, 1, highest=128)), "between -128 and 127"),
         (lambda: pack_rows("Q8_0", np.zeros((1, 33), np.uint8), 32), "rows must be of 34 bytes"),

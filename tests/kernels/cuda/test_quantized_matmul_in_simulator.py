@@ -14,6 +14,7 @@ from bench.gpu.numerics import check_case
 from kernels.cuda import quantized_matmul, quantized_matmul_tensor, quantized_sums
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_formats import FORMATS
+from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_strands import columns_of, strand_bits_of
 from tests.kernels.cuda.simulation import Kernel, Source, Sources, simulate
@@ -31,6 +32,8 @@ PRECISION = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-16}  # of one 
         (QuantizedMatmulVariant("Q4_Z_G128", "float16", 8), 1),
         (QuantizedMatmulVariant("Q4_0", "bfloat16", 8, gates=True), 1),
         (QuantizedMatmulVariant("Q8_0", "float16", 16, gates=True, activation="gelu"), 1),
+        (QuantizedMatmulVariant("MXFP4", "bfloat16", 8), 0),
+        (QuantizedMatmulVariant("MXFP4", "float16", 16), 1),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -101,6 +104,28 @@ def test_a_row_that_holds_nan_and_infinity_spoils_no_other():
 
 
 @pytest.mark.parametrize(
+    ("exponent", "expected"), [(0, 0.0), (1, 2.0**-126), (254, 2.0**127), (255, np.nan)]
+)
+def test_scales_of_floats_reach_as_far_as_their_bytes(exponent, expected):
+    """Of 0 they are zero, of 255 no numbers: rows are one, and so is one weight of each."""
+    case = draw_case(FLOATS, 2, 32, 1, 0, alone=0)
+    fmt = FORMATS["MXFP4"]
+    case.arrays["x"][:] = 0
+    case.arrays["x"][:, 3] = 0x3F80
+    matrix = QuantizedMatrix(np.full((32, 32), 2, np.int8), np.ones((32, 1), np.float32))
+    packed = pack_matrix("MXFP4", matrix)
+    packed[fmt.scales_at(32) : fmt.scales_at(32) + fmt.span_bytes] = exponent
+    case.arrays["packed"] = packed
+
+    found = to_float64("bfloat16", simulate(case)["out"][:, :32])
+
+    if np.isnan(expected):
+        assert not np.isfinite(found).any()
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
     ("num_outputs", "strands"),
     [(1, 8), (4096, 8), (6144, 8), (14336, 4), (28672, 2), (49152, 2), (128256, 1)],
 )
@@ -115,6 +140,7 @@ def test_the_variant_for_some_rows_is_the_smallest_that_holds_them():
 MINIMA = QuantizedMatmulVariant("Q4_1", "bfloat16", 16)
 BYTES = QuantizedMatmulVariant("Q8_0", "bfloat16", 16)
 ZEROS = QuantizedMatmulVariant("Q4_Z_G64", "bfloat16", 8)
+FLOATS = QuantizedMatmulVariant("MXFP4", "bfloat16", 8)
 ZERO_BYTES = QuantizedMatmulVariant("Q8_Z", "float16", 8)
 GATES = QuantizedMatmulVariant("Q8_0", "bfloat16", 8, gates=True)
 
@@ -125,7 +151,7 @@ def source_of(variant: QuantizedMatmulVariant, library: ModuleType | None = None
 
 SOURCES = {
     variant: Sources(source_of(variant), source_of(variant, quantized_sums))
-    for variant in (MINIMA, BYTES, ZEROS, ZERO_BYTES, GATES)
+    for variant in (MINIMA, BYTES, ZEROS, ZERO_BYTES, FLOATS, GATES)
 }
 
 
@@ -188,6 +214,7 @@ MORE_BREAKAGES = [
      "scales[2 * half], scales[2 * half + 1] = high(word), low(word)"),
     (MINIMA, "input_sums[c, j] = float32(0)", "pass"),
     (ZEROS, "(group if is_bytes else group // 2) * 4", "group // 4 * 4"),
+    (FLOATS, "byte = scale_words[span, 0] >> uint32(8 * i)", "byte = scale_words[span, 0]"),
     (ZEROS, "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t + h])",
      "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t])"),
     (ZERO_BYTES, "(group if is_bytes else group // 2) * 4", "group // 2 * 4"),
