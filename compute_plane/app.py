@@ -183,12 +183,12 @@ class ComputePlane:
 
 def _load_model(config: ComputePlaneConfig) -> LoadedModel:
     if config.verify_model:
-        return load_model(config.model)
+        return load_model(config.model, long_context=config.long_context)
 
     def locate_unchecked(reference: str) -> ModelLocation:
         return replace(locate_model(reference), sha256=None)
 
-    return load_model(config.model, locate_unchecked)
+    return load_model(config.model, locate_unchecked, long_context=config.long_context)
 
 
 def _assets(model: LoadedModel, context_length: int) -> PlaneAssets:

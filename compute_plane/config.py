@@ -58,6 +58,11 @@ class ComputePlaneConfig:
         help="default (the embedded model), a GGUF file, a Hugging Face directory or a hub id",
     )
     verify_model: bool = setting(True, help="check the embedded model's SHA-256 at start")
+    long_context: bool = setting(
+        False,
+        help="contexts of a model with LongRoPE (Phi-3.5, Phi-4-mini) may be as long as it has "
+        "them; all positions turn then as in long ones, which changes what it says in short ones",
+    )
     executor: str = setting(
         "auto",
         help="auto (by device), cpu, cuda (with --device cpu: slow, to develop and test it), "

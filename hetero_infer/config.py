@@ -92,6 +92,7 @@ class EngineConfig(SchedulingLimits):
     executor: str = as_in(ComputePlaneConfig, "executor")
     cuda_graph: bool = as_in(ComputePlaneConfig, "cuda_graph")
     num_threads: int | None = as_in(ComputePlaneConfig, "num_threads")
+    long_context: bool = as_in(ComputePlaneConfig, "long_context")
     verify_model: bool = as_in(ComputePlaneConfig, "verify_model")
     kernel_cache: str | None = as_in(ComputePlaneConfig, "kernel_cache")
     max_slots: int = as_in(ComputePlaneConfig, "max_slots")

@@ -20,6 +20,7 @@ COMPUTE_PLANE_KEYS: Final = frozenset(
         "instruction_set",
         "kernel_cache",
         "kv_cache_dtype",
+        "long_context",
         "max_num_blocks",
         "max_rows",
         "max_slots",

@@ -33,6 +33,7 @@ from compute_plane.cuda.operations import (
 )
 from compute_plane.cuda.quantized_kernels import UNQUANTISED, QuantizedKernels
 from compute_plane.errors import DeviceUnavailableError
+from compute_plane.model.rope import query_growth
 from kernels.cuda.attention_chunks import num_tickets
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
@@ -117,6 +118,7 @@ class KernelOperations:
                 spec.has_qkv_bias,
                 spec.has_head_norms,
                 has_float32_norms and spec.has_head_norms,
+                query_growth(spec) is not None,
             )
             # By whether a layer has a window, of those that there are.
             shape = (dtype, spec.head_dim, group, block_size, kv_dtype)
@@ -265,6 +267,7 @@ class KernelOperations:
             out if changes.bias is None else changes.bias,
             *(changes.norms or (out, out)),
             changes.eps,
+            *(changes.growth or (angles[0], 1)),
         )
 
     def attention_decode(

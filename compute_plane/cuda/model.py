@@ -28,6 +28,7 @@ from compute_plane.model.rope import (
     attention_factors,
     inverse_frequencies,
     local_rope,
+    query_growth,
     score_factor,
 )
 
@@ -77,8 +78,10 @@ class LlamaModel:
         self._experts = None
         if spec.mixture is not None:
             self._experts = ExpertProducts(operations, self._products, spec.mixture)
+        growth = query_growth(spec)
+        grows = None if growth is None else (torch.from_numpy(growth[0]).to(pool.device), growth[1])
         self._changes = [
-            HeadChanges(layer.qkv_bias, layer.head_norms, spec.rms_norm_eps)
+            HeadChanges(layer.qkv_bias, layer.head_norms, spec.rms_norm_eps, grows)
             for layer in weights.layers
         ]
 

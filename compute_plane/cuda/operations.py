@@ -53,15 +53,17 @@ class PrefillRows:
 
 @dataclass(frozen=True, slots=True)
 class HeadChanges:
-    """What becomes of heads before they are rotated; `kernels.reference.rope`. None: nothing.
+    """What becomes of heads but for their rotation; `kernels.reference.rope`. None: nothing.
 
     `bias`: [(H + 2·G)·D]. `norms`: of query heads and of key heads, [D] each; `eps`: of both.
+    `growth`: factors, float32 [n], of queries at positions from i · length on, and that length.
     Whether there are any is the same in all layers of a model.
     """
 
     bias: Tensor | None = None
     norms: tuple[Tensor, Tensor] | None = None
     eps: float = 0.0
+    growth: tuple[Tensor, int] | None = None
 
 
 UNCHANGED: Final = HeadChanges()
@@ -301,7 +303,7 @@ class DeviceOperations(Protocol):
         `out`: [T, H, D]. `pool`: blocks as in `block_pools`. `qkv`: [T, (H + 2·G)·D]: H query
         heads, G key heads, G value heads of each token. `angles`: cosines and sines,
         [positions, D/2] each. `positions`: int32 [T]. `kv_slots`: int64 [T], block · B + offset; a
-        negative one writes nothing to the pool. All heads with `changes`, before rotation.
+        negative one writes nothing to the pool. All heads with `changes`.
         """
         ...
 

@@ -178,7 +178,7 @@ class ReferenceOperations:
         queries = np.empty(out.shape, dtype=np.float32)
         written = np.empty((num_tokens, 1, 2, num_kv_heads, 1, head_dim), dtype=np.float32)
         places = np.arange(num_tokens, dtype=np.int64)
-        of_rows = _on_host(changes)
+        of_rows = _on_host(changes, positions)
         rope.rope_write_kv(floats(qkv), cosines, sines, written, 0, places, queries, of_rows)
         out.copy_(torch.from_numpy(queries))
         is_kept = kv_slots >= 0
@@ -311,13 +311,17 @@ class ReferenceOperations:
         return self._unpacked[matrix]
 
 
-def _on_host(changes: HeadChanges) -> rope.HeadChanges:
-    """Return changes of heads as the specification has them."""
+def _on_host(changes: HeadChanges, positions: Tensor) -> rope.HeadChanges:
+    """Return changes of heads as the specification has them, of tokens at some positions."""
     norms = None
     if changes.norms is not None:
         norms = floats(changes.norms[0]), floats(changes.norms[1])
     bias = None if changes.bias is None else floats(changes.bias)
-    return rope.HeadChanges(bias, norms, changes.eps)
+    growth = None
+    if changes.growth is not None:
+        factors, length = changes.growth
+        growth = factors.numpy()[positions.numpy() // length]
+    return rope.HeadChanges(bias, norms, changes.eps, growth)
 
 
 def _check_needs(columns: SamplingColumns, vocab: int) -> None:

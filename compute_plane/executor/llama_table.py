@@ -33,6 +33,7 @@ from compute_plane.model.rope import (
     attention_factors,
     inverse_frequencies,
     local_rope,
+    query_growth,
     score_factor,
 )
 from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
@@ -113,6 +114,7 @@ class LlamaTable:
         self._hidden = self.hidden.ctypes.data
         self._queries = self._floats(max_tokens * spec.query_size)
         self._angles = self._floats(max_tokens * half), self._floats(max_tokens * half)
+        self._growth = self._growth_of(spec)
         self._no_angles = self._angles
         self._local_angles = self._angles
         self._first_layer = spec.num_layers - len(weights.layers)
@@ -163,6 +165,14 @@ class LlamaTable:
         )
 
     # --- the parts ---
+
+    def _growth_of(self, spec: ModelSpec) -> tuple[int, int]:
+        """Return the address of the factors by which queries grow, and for how many positions."""
+        growth = query_growth(spec)
+        if growth is None:
+            return 0, 0
+        self.table.keep(growth[0])
+        return growth[0].ctypes.data, growth[1]
 
     def _rope_angles(self, spec: ModelSpec, angles: tuple[int, int]) -> int:
         frequencies, factors = inverse_frequencies(spec), attention_factors(spec)
@@ -303,6 +313,8 @@ class LlamaTable:
                 RopeWrite.QUERY_NORM: query_norm,
                 RopeWrite.KEY_NORM: key_norm,
                 RopeWrite.EPSILON: self._epsilon(),
+                RopeWrite.GROWTH: self._growth[0],
+                RopeWrite.GROWTH_LENGTH: self._growth[1],
             },
         )
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import structlog
 
 from compute_plane.model.architectures import ARCHITECTURES
+from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.spec import (
     LongRopeScaling,
+    ModelSpec,
     RopeScaling,
-    YarnScaling,
     scaled_context_length,
 )
 
@@ -26,19 +30,36 @@ def exact_length(architecture: str, context_length: int, scaling: RopeScaling | 
 
 
 def within_original(context_length: int, scaling: RopeScaling | None) -> int:
-    """Return how many positions a model has before its scaling changes what was exact.
+    """Return how many positions a model has before LongRoPE turns all of them otherwise."""
+    if not isinstance(scaling, LongRopeScaling):
+        return context_length
+    return min(context_length, scaling.original_context_length)
 
-    LongRoPE turns all of them otherwise then, and a YaRN may have queries grow.
+
+def with_long_contexts(spec: ModelSpec, path: Path, *, are_wanted: bool) -> ModelSpec:
+    """Return a model of LongRoPE as it is for long contexts, if they `are_wanted`.
+
+    All positions turn then as those of long contexts do, of short ones too. If they are not wanted,
+    somebody may miss them, and is told. Raises UnsupportedModelError if they are and the files do
+    not say how.
     """
-    if not isinstance(scaling, LongRopeScaling | YarnScaling):
-        return context_length
-    if isinstance(scaling, YarnScaling) and not scaling.queries_grow:
-        return context_length
-    if scaling.original_context_length >= context_length:
-        return context_length
-    log.warning(
-        "contexts are no longer than those before the model's RoPE scaling changes",
-        max_model_len=scaling.original_context_length,
-        context_length=context_length,
-    )
-    return scaling.original_context_length
+    scaling = spec.rope_scaling
+    if not isinstance(scaling, LongRopeScaling):
+        return spec
+    long = scaling.long
+    if not are_wanted:
+        if long is not None and long.context_length > spec.context_length:
+            log.warning(
+                "contexts are no longer than those before the model's RoPE scaling changes",
+                max_model_len=spec.context_length,
+                context_length=long.context_length,
+                hint="--long-context",
+            )
+        return spec
+    if long is None:
+        raise UnsupportedModelError(
+            path,
+            "--long-context: the model has LongRoPE, its files have no factors of long contexts",
+        )
+    scaling = replace(scaling, divisors=long.divisors, long=None)
+    return replace(spec, rope_scaling=scaling, context_length=long.context_length)

@@ -13,6 +13,7 @@ from compute_plane.model.spec import (
     YARN_BETA_SLOW,
     FrequencyDivisors,
     LinearScaling,
+    LongContexts,
     LongRopeScaling,
     RopeScaling,
     YarnScaling,
@@ -47,7 +48,7 @@ def read_rope_scaling(
     `rope.scale_linear`. Raises ModelFileError for a missing or wrong number, UnsupportedModelError
     for another scaling.
     """
-    long_rope = _long_rope(file, keys, prefix)
+    long_rope = _long_rope(file, keys, prefix, context_length)
     if long_rope is not None:
         return long_rope
     scaling = _of_keys(file, keys, prefix, context_length)
@@ -61,7 +62,9 @@ def read_rope_scaling(
     return scaling or (None if divisors is None else FrequencyDivisors(divisors))
 
 
-def _long_rope(file: GgufFile, keys: GgufMetadata, prefix: str) -> LongRopeScaling | None:
+def _long_rope(
+    file: GgufFile, keys: GgufMetadata, prefix: str, context_length: int
+) -> LongRopeScaling | None:
     """Return LongRoPE's scaling, which its tensors say rather than its type."""
     names = layout.GGUF_SHORT_DIVISORS, layout.GGUF_LONG_DIVISORS
     scaling = prefix + "rope.scaling."
@@ -72,13 +75,15 @@ def _long_rope(file: GgufFile, keys: GgufMetadata, prefix: str) -> LongRopeScali
         raise UnsupportedModelError(
             file.path, f"RoPE scaling by tensor {names[0]} and another one together"
         )
-    short, attention = _divisors(file, names[0]), keys.number(scaling + "attn_factor")
+    short, long = (_divisors(file, name) for name in names)
+    attention = keys.number(scaling + "attn_factor")
     if short is None:
         raise ModelFileError(file.path, f"missing tensors: {names[0]}")
     return LongRopeScaling(
         divisors=short,
         original_context_length=keys.require_integer(scaling + "original_context_length"),
         attention_factor=1.0 if attention is None else attention,
+        long=None if long is None else LongContexts(long, context_length),
     )
 
 
@@ -90,8 +95,8 @@ def _of_keys(
     factor = keys.number(scaling + "factor")
     if factor is None:
         factor = keys.number(prefix + "rope.scale_linear")
-    grows = prefix == MINISTRAL3 and bool(keys.number(prefix + GROWTH))
-    if grows and kind != "yarn":
+    growth = keys.number(prefix + GROWTH) or 0.0 if prefix == MINISTRAL3 else 0.0
+    if growth and kind != "yarn":
         raise UnsupportedModelError(
             file.path, f"{prefix}{GROWTH} with RoPE scaling {printable(kind)} is not supported"
         )
@@ -120,7 +125,7 @@ def _of_keys(
         beta_fast=YARN_BETA_FAST if fast is None else fast,
         beta_slow=YARN_BETA_SLOW if slow is None else slow,
         truncate=prefix != GPT_OSS,
-        queries_grow=grows,
+        query_growth=growth,
     )
 
 

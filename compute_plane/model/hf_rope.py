@@ -10,6 +10,7 @@ from compute_plane.model.spec import (
     YARN_BETA_SLOW,
     LinearScaling,
     Llama3Scaling,
+    LongContexts,
     LongRopeScaling,
     RopeScaling,
     YarnScaling,
@@ -136,10 +137,13 @@ def _parameters(config: JsonObject) -> list[JsonObject]:
 
 
 def _long_rope(parameters: JsonObject, context_length: int, original: int) -> LongRopeScaling:
-    """Return the scaling of contexts up to the original length."""
+    """Return the scaling of contexts up to the original length, and what longer ones have."""
     factor = parameters.number("factor", context_length / original if original > 0 else None)
     attention = parameters.number("attention_factor", long_rope_attention_factor(factor, original))
-    return LongRopeScaling(parameters.numbers("short_factor", MAX_DIVISORS), original, attention)
+    short, long = parameters.numbers("short_factor", MAX_DIVISORS), None
+    if parameters.has("long_factor"):
+        long = LongContexts(parameters.numbers("long_factor", MAX_DIVISORS), context_length)
+    return LongRopeScaling(short, original, attention, long)
 
 
 def _yarn(parameters: JsonObject, context_length: int, original: int) -> YarnScaling:
@@ -159,5 +163,5 @@ def _yarn(parameters: JsonObject, context_length: int, original: int) -> YarnSca
         beta_fast=parameters.number("beta_fast", 0.0) or YARN_BETA_FAST,
         beta_slow=parameters.number("beta_slow", 0.0) or YARN_BETA_SLOW,
         truncate=truncate is not False,
-        queries_grow=parameters.number(GROWTH, 0.0) != 0,
+        query_growth=parameters.number(GROWTH, 0.0),
     )

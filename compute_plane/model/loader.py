@@ -10,6 +10,7 @@ from pathlib import Path
 
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.errors import ModelFileError, printable, system_fault
+from compute_plane.model.exact_context import with_long_contexts
 from compute_plane.model.gguf import GgufSource, read_gguf_spec
 from compute_plane.model.gguf_header import open_gguf
 from compute_plane.model.gguf_tokenizer import read_gguf_assets
@@ -42,31 +43,36 @@ class LoadedModel:
 
 
 def load_model(
-    reference: str, locate: Callable[[str], ModelLocation] = locate_model
+    reference: str,
+    locate: Callable[[str], ModelLocation] = locate_model,
+    *,
+    long_context: bool = False,
 ) -> LoadedModel:
     """Find a model, check its files and read everything but the weights.
 
-    Raises ModelReferenceError if the reference leads nowhere, ModelFileError if a file is at fault,
-    UnsupportedModelError if the model is of another kind; each with a message of one line.
+    `long_context`: one with LongRoPE is made for long contexts. Raises ModelReferenceError if the
+    reference leads nowhere, ModelFileError if a file is at fault, UnsupportedModelError if the
+    model is of another kind; each with a message of one line.
     """
     location = locate(reference)
     if location.path.is_dir():
-        return _load_directory(location)
-    return _load_gguf(location)
+        return _load_directory(location, long_context=long_context)
+    return _load_gguf(location, long_context=long_context)
 
 
-def _load_gguf(location: ModelLocation) -> LoadedModel:
+def _load_gguf(location: ModelLocation, *, long_context: bool) -> LoadedModel:
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
         # The digest takes as long as all the rest, and hashing lets go of the interpreter lock.
         digest = pool.submit(_check_digest, location)
         file = open_gguf(location.path)
         spec = read_gguf_spec(file, location.name)
+        spec = with_long_contexts(spec, location.path, are_wanted=long_context)
         assets = read_gguf_assets(file, spec)
         digest.result()
     return LoadedModel(spec, assets, GgufSource(file, spec), location.path, location.sha256)
 
 
-def _load_directory(location: ModelLocation) -> LoadedModel:
+def _load_directory(location: ModelLocation, *, long_context: bool) -> LoadedModel:
     if not _has_config(location.path):
         raise ModelFileError(location.path, f"no Hugging Face directory: it has no {CONFIG}")
     config = JsonObject.read(location.path / CONFIG)
@@ -74,6 +80,7 @@ def _load_directory(location: ModelLocation) -> LoadedModel:
     config = config if of_text is None else of_text
     name = location.name or printable(location.path.resolve().name)
     spec = read_hf_spec(config, name)
+    spec = with_long_contexts(spec, location.path, are_wanted=long_context)
     spec = replace(spec, pooling=directory_pooling(location.path))
     quantization = read_quantization(config)
     spec, source = open_safetensors(

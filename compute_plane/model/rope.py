@@ -70,6 +70,21 @@ def score_factor(spec: ModelSpec) -> np.float32:
     return np.float32(1.0 if scale is None else math.sqrt(scale * math.sqrt(spec.head_dim)))
 
 
+def query_growth(spec: ModelSpec) -> tuple[Float32Array, int] | None:
+    """Return by what queries are multiplied when they have turned, and for how many positions.
+
+    Factor n, float32, is of positions n · length to (n + 1) · length − 1: 1 + β · ln(1 + n), up to
+    the model's context length. None: they are not. Source: Ministral 3 in transformers,
+    `get_llama_4_attn_scale`.
+    """
+    scaling = spec.rope_scaling
+    if not isinstance(scaling, YarnScaling) or not scaling.query_growth:
+        return None
+    length = scaling.original_context_length
+    times = np.arange(-(-spec.context_length // length), dtype=np.float64)
+    return (1 + scaling.query_growth * np.log1p(times)).astype(np.float32), length
+
+
 def attention_factors(spec: ModelSpec) -> Float32Array:
     """Return what cosines and sines of each pair are multiplied by, float32 [D/2].
 

@@ -38,8 +38,8 @@ class YarnScaling:
     Pairs that turn more than `beta_fast` times in `original_context_length` positions are kept,
     those that turn less than `beta_slow` times are divided by `factor`, and those between are
     interpolated. `truncate`: the first and the last pair between are whole ones. Cosines and sines
-    are multiplied by `attention_factor`. `queries_grow`: from the original length on queries are
-    multiplied by more and more (Ministral 3), which is not computed here.
+    are multiplied by `attention_factor`. `query_growth`: from the original length on queries are
+    multiplied by more and more (`compute_plane.model.rope.query_growth`); 0: they are not.
     """
 
     factor: float
@@ -48,7 +48,7 @@ class YarnScaling:
     beta_fast: float = YARN_BETA_FAST
     beta_slow: float = YARN_BETA_SLOW
     truncate: bool = True
-    queries_grow: bool = False
+    query_growth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +77,29 @@ class FrequencyDivisors:
 
 
 @dataclass(frozen=True, slots=True)
+class LongContexts:
+    """What contexts that are long have: `divisors` of their own, and so many positions."""
+
+    divisors: tuple[float, ...]
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """RoPE frequency scaling of LongRoPE (Ding et al. 2024), of contexts that are not long.
+    """RoPE frequency scaling of LongRoPE (Ding et al. 2024).
 
     `divisors`: one per frequency; those of contexts up to `original_context_length` ("short
     factors"). Longer contexts have others, for their first tokens too, so keys that are in the
-    cache would be wrong where a context grows beyond: it ends there. Cosines and sines are
-    multiplied by `attention_factor`, in contexts of any length.
+    cache would be wrong where a context grows beyond: it ends there. Or all contexts, short ones
+    too, have what `long` ones have (`compute_plane.model.exact_context.with_long_contexts`); None:
+    they do, or the files do not say. Cosines and sines are multiplied by `attention_factor`, in
+    contexts of any length.
     """
 
     divisors: tuple[float, ...]
     original_context_length: int
     attention_factor: float
+    long: LongContexts | None = None
 
 
 RopeScaling = LinearScaling | YarnScaling | Llama3Scaling | FrequencyDivisors | LongRopeScaling
@@ -299,14 +310,15 @@ def faults_of(spec: ModelSpec) -> list[str]:
     return faults + _scaling_faults(spec)
 
 
-_SCALING_NUMBERS: Final = (
-    "factor",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "low_freq_factor",
-    "high_freq_factor",
-)
+_SCALING_NUMBERS: Final = {
+    **dict.fromkeys(
+        ("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor",
+         "high_freq_factor"),
+        LEAST_SCALING,
+    ),
+    "query_growth": 0.0,
+}  # fmt: skip
+"""Numbers of scalings, by the least that they may be."""
 
 
 def _divisor_faults(divisors: tuple[float, ...], num_pairs: int) -> list[str]:
@@ -327,12 +339,14 @@ def _scaling_faults(spec: ModelSpec) -> list[str]:
         return []
     if isinstance(scaling, FrequencyDivisors | LongRopeScaling):
         faults = _divisor_faults(scaling.divisors, spec.num_turning // 2)
+        if isinstance(scaling, LongRopeScaling) and scaling.long is not None and not faults:
+            faults = _divisor_faults(scaling.long.divisors, spec.num_turning // 2)
         if faults or isinstance(scaling, FrequencyDivisors):
             return faults
-    for name in _SCALING_NUMBERS:
+    for name, least in _SCALING_NUMBERS.items():
         value = getattr(scaling, name, 1.0)
-        if not LEAST_SCALING <= value <= MOST_SCALING:
-            return [f"RoPE {name} must be {LEAST_SCALING:g} to {MOST_SCALING:g}, got {value}"]
+        if not least <= value <= MOST_SCALING:
+            return [f"RoPE {name} must be {least:g} to {MOST_SCALING:g}, got {value}"]
     if isinstance(scaling, LinearScaling):
         return []
     if not 1 <= scaling.original_context_length <= MAX_CONTEXT_LENGTH:

@@ -158,6 +158,9 @@ class RopeWrite(IntEnum):
     KEY_NORM = 15
     EPSILON = 16
     """The bits of a float32."""
+    GROWTH = 17
+    """float32 [n], or 0: what queries at positions from i · GROWTH_LENGTH on are multiplied by."""
+    GROWTH_LENGTH = 18
 
 
 class EmbeddingRecord(IntEnum):

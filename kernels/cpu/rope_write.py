@@ -90,6 +90,11 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
         changed = value + 4 * padded
         query_norm, key_norm = word(record, RopeWrite.QUERY_NORM), word(record, RopeWrite.KEY_NORM)
         epsilon = word(record, RopeWrite.EPSILON)
+        growth, growth_length = (
+            word(record, RopeWrite.GROWTH),
+            word(record, RopeWrite.GROWTH_LENGTH),
+        )
+        positions = int32_at(word(header, StepWord.POSITIONS))
         floats = float32_at(key)
         for i in range(dim, padded):
             floats[i] = types.float32(0)
@@ -100,10 +105,13 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
             out = word(record, RopeWrite.QUERIES) + 4 * (first_token + token) * num_heads * dim
             bias = word(record, RopeWrite.BIAS)
             step = 4 * dim if bias != 0 else 0
+            query_scale = scale
+            if growth != 0:
+                query_scale = scale * float32_at(growth)[positions[token] // growth_length]
             for head in range(num_heads):
                 shift = 4 * dim * head
                 query = changed_head(x + shift, bias, query_norm, dim, epsilon, changed)
-                rotate_head(query, cosines, sines, half, scale, out + shift)
+                rotate_head(query, cosines, sines, half, query_scale, out + shift)
                 bias += step
             block = kv_places[token] // block_size
             offset = kv_places[token] - block * block_size

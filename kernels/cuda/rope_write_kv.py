@@ -21,7 +21,8 @@ float32, by the specification's own operations.
 Some architectures change heads before: a bias is added (`has_bias`), query and key heads are
 normalised (`has_head_norms`; `kernels.reference.rope.HeadChanges`), all of it in float32. For a
 norm the threads of a head add up their squares by shuffles, and are a power of two again; its
-weights may be float32 (`has_float32_norms`; `rms_norm` says why).
+weights may be float32 (`has_float32_norms`; `rms_norm` says why). Queries that grow are multiplied
+by a factor of their position when they have turned.
 
 The grid is (T tokens, pieces of a token); token t's keys and values go to slot kv_slots[t] =
 block · B + offset of the pool [N, L, 2, G, B, D]; a negative slot is padding and writes nothing to
@@ -71,6 +72,8 @@ NOT_A_NUMBER = float32(math.nan)
 
 READ_EARLY = (3, 4, 5, 6)
 """Of the arguments: cosines, sines, positions, kv_slots."""
+GROWTH = 16
+"""Among them: the factors by which queries grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ class RopeWriteKvVariant:
 
     The pool has that dtype too unless `kv_dtype` is given: "int8" or "float8", with 16-bit floats
     only. `has_bias`, `has_head_norms`: what is done with heads before they are rotated;
-    `has_float32_norms`: the norms' weights are float32. Raises UnsupportedVariantError for what the
+    `has_float32_norms`: the norms' weights are float32; `queries_grow`: queries are multiplied by a
+    factor of their position. Raises UnsupportedVariantError for what the
     kernel is not written for.
     """
 
@@ -90,6 +94,7 @@ class RopeWriteKvVariant:
     has_bias: bool = False
     has_head_norms: bool = False
     has_float32_norms: bool = False
+    queries_grow: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("dtype", STORAGE_TYPES, self.dtype)
@@ -105,6 +110,7 @@ class RopeWriteKvVariant:
         shape = f"d{self.head_size}_b{self.block_size}"
         norms = "_float32_norms" if self.has_float32_norms else "_norms"
         changes = "_bias" * self.has_bias + norms * self.has_head_norms
+        changes += "_grows" * self.queries_grow
         return f"rope_write_kv_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}{changes}"
 
     @property
@@ -140,7 +146,8 @@ class RopeWriteKvVariant:
         pointers = (element, pool, element, "float32*", "float32*", "int32*", "int64*")
         norm = STORAGE_TYPES[self.norm_dtype] + "*"
         changes = (element, norm, norm, "float32")
-        return (*pointers, "int32", "int32", "int64", "int64", "int64", *changes)
+        growth = ("float32*", "int32")
+        return (*pointers, "int32", "int32", "int64", "int64", "int64", *changes, *growth)
 
     @property
     def expectation(self) -> Expectation:
@@ -151,7 +158,8 @@ class RopeWriteKvVariant:
         registers = 72 if self.has_float32_norms else 64
         shuffles = ("SHFL",) if self.has_shuffles else ()
         instructions = ("LDG.128", "STG.128", *shuffles)
-        return Expectation(registers, instructions, begins_early=True, reads_early=READ_EARLY)
+        reads_early = (*READ_EARLY, *((GROWTH,) if self.queries_grow else ()))
+        return Expectation(registers, instructions, begins_early=True, reads_early=reads_early)
 
     def grid(self, num_tokens: int, num_heads: int, num_kv_heads: int) -> tuple[int, int, int]:
         """Return the launch grid."""
@@ -166,18 +174,26 @@ class RopeWriteKvVariant:
 def variants(*, every: bool) -> list[RopeWriteKvVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
-        return [
-            RopeWriteKvVariant(dtype, head_size, block_size, kv_dtype, has_bias, has_head_norms)
-            for has_bias, has_head_norms in ((False, False), (True, False), (False, True))
-            for dtype, kv_dtype in POOL_DTYPES
-            for head_size in HEAD_SIZES
-            for block_size in BLOCK_SIZES
-        ] + [
-            RopeWriteKvVariant(dtype, head_size, block_size, kv_dtype, False, True, True)
-            for dtype, kv_dtype in POOL_DTYPES
-            for head_size in (128, 256)
-            for block_size in BLOCK_SIZES
-        ]
+        return (
+            [
+                RopeWriteKvVariant(dtype, head_size, block_size, kv_dtype, has_bias, has_head_norms)
+                for has_bias, has_head_norms in ((False, False), (True, False), (False, True))
+                for dtype, kv_dtype in POOL_DTYPES
+                for head_size in HEAD_SIZES
+                for block_size in BLOCK_SIZES
+            ]
+            + [
+                RopeWriteKvVariant(dtype, head_size, block_size, kv_dtype, False, True, True)
+                for dtype, kv_dtype in POOL_DTYPES
+                for head_size in (128, 256)
+                for block_size in BLOCK_SIZES
+            ]
+            + [
+                RopeWriteKvVariant(dtype, 128, block_size, kv_dtype, queries_grow=True)
+                for dtype, kv_dtype in POOL_DTYPES
+                for block_size in BLOCK_SIZES
+            ]
+        )
     return [
         RopeWriteKvVariant("bfloat16", 64, 16),
         RopeWriteKvVariant("float32", 128, 16),
@@ -208,6 +224,7 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
     steps = head_threads.bit_length() - 1  # shuffles over the threads of a head
     has_scales = kv_dtype is not None
     has_bias, has_head_norms = variant.has_bias, variant.has_head_norms
+    queries_grow = variant.queries_grow
     load_norm, norm_length = (
         LOAD_CONSTANT_FLOATS[variant.norm_dtype],
         VECTOR_LENGTHS[variant.norm_dtype],
@@ -239,13 +256,16 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
         query_norm: Pointer,
         key_norm: Pointer,
         eps: Scalar,
+        growth: Pointer,
+        growth_length: Scalar,
     ) -> None:
         """Rotate and place one pair of vectors of token blockIdx.x.
 
         `out`: [T, H, D]. `qkv`: [T, H + 2·G, D]. `cosines`, `sines`: [positions, D/2] float32.
         `positions`, `kv_slots`: [T]. `block_stride`, `key_offset`, `value_offset`, in elements of
         the pool, choose its layer (see `attention_decode`). `bias`: [H + 2·G, D]; `query_norm`,
-        `key_norm`: [D]; what the variant does not have is not touched.
+        `key_norm`: [D]; `growth`: float32 [n], factors of queries at positions from
+        i · `growth_length` on; what the variant does not have is not touched.
         """
         let_next_begin()
         token = int64(cuda.blockIdx.x)
@@ -266,6 +286,9 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
             for i in range(angle_vectors):
                 load_angles(cosine, i, cosines, angle + 4 * i)
                 load_angles(sine, i, sines, angle + 4 * i)
+        grown = float32(1)
+        if queries_grow and is_mine and head < num_heads:
+            grown = growth[position // growth_length]
         wait_for_previous()
 
         values = cuda.local.array((2, length), float32)
@@ -310,6 +333,10 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
                     values[1, i] = high * cos + low * sin
 
             if head < num_heads:
+                if queries_grow:
+                    for i in range(length):
+                        for j in range(2):
+                            values[j, i] *= grown
                 target = (token * num_heads + head) * head_size + dim
                 store_floats(out, target, values, 0)
                 store_floats(out, target + half, values, 1)

@@ -1,7 +1,8 @@
 """Rotary position embedding and the write of K and V into the block pool, in one pass.
 
 Some architectures change heads on their way there (`HeadChanges`): first a bias is added to all of
-them, then query and key heads are normalised, each by itself, then these are rotated.
+them, then query and key heads are normalised, each by itself, then these are rotated; then queries
+grow, by their token's position.
 
 Half-split convention (Hugging Face checkpoints): element d of a head is paired with d + D/2,
     out[d]       = x[d]       · cos[d] − x[d + D/2] · sin[d]
@@ -22,15 +23,17 @@ from kernels.reference.rms_norm import rms_norm
 
 @dataclass(frozen=True, slots=True)
 class HeadChanges:
-    """What becomes of heads before they are rotated; None: nothing.
+    """What becomes of heads but for their rotation; None: nothing.
 
     `bias`: [(H + 2·G)·D], of a token's query, key and value heads. `norms`: [D] each, the weights
-    of RMSNorm over a query head and over a key head; `eps`: of both.
+    of RMSNorm over a query head and over a key head; `eps`: of both. `growth`: [T], what queries of
+    each token are multiplied by when they have turned.
     """
 
     bias: Float32Array | None = None
     norms: tuple[Float32Array, Float32Array] | None = None
     eps: float = 0.0
+    growth: Float32Array | None = None
 
 
 UNCHANGED: Final = HeadChanges()
@@ -65,6 +68,8 @@ def rope_write_kv(
         queries = normed(queries, changes.norms[0], changes.eps)
         keys = normed(keys, changes.norms[1], changes.eps)
     out[:] = rotate(queries, cosines, sines)
+    if changes.growth is not None:
+        out *= changes.growth[:, None, None]
     keys = rotate(keys, cosines, sines)
     blocks, offsets = np.divmod(kv_slots, block_size)
     kv_pool[blocks, layer, 0, :, offsets] = keys

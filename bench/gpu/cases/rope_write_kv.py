@@ -20,6 +20,7 @@ NUM_HEADS, NUM_KV_HEADS = 6, 2
 NUM_BLOCKS = 3
 INFINITY = {"bfloat16": 0x7F80, "float16": 0x7C00}
 EPS = 1e-6
+GROWTH, GROWTH_LENGTH = np.array([1.0, 1.25, 0.5, 2.0], np.float32), 300
 NEAR = 1e-6
 """Relative: several roundings of float32."""
 OTHER_SEED = 1 << 16
@@ -51,6 +52,7 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
         to_float64(variant.dtype, bias) if variant.has_bias else None,
         exact_norms if variant.has_head_norms else None,
         EPS,
+        GROWTH[positions // GROWTH_LENGTH].astype(np.float64) if variant.queries_grow else None,
     )
     frequencies = 10000.0 ** (-np.arange(dim // 2) / (dim // 2))
     angles = np.arange(positions.max() + 1)[:, None] * frequencies
@@ -92,6 +94,7 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
                 "bias": bias,
                 "query_norm": query_norm,
                 "key_norm": key_norm,
+                "growth": GROWTH,
             },
             (
                 Launch(
@@ -100,7 +103,7 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
                     (
                         "out", "pool", "qkv", "cosines", "sines", "positions", "kv_slots",
                         NUM_HEADS, NUM_KV_HEADS, *layer_strides(pool.shape, LAYER),
-                        "bias", "query_norm", "key_norm", EPS,
+                        "bias", "query_norm", "key_norm", EPS, "growth", GROWTH_LENGTH,
                     ),
                 ),
             ),

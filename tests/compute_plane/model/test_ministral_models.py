@@ -1,8 +1,9 @@
-"""Ministral 3: logits and texts are transformers', as far as its queries do not grow."""
+"""Ministral 3: logits and texts are transformers', those of positions at which queries grow too."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,25 @@ from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.hf_config import read_hf_spec
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.loader import load_model
-from compute_plane.model.spec import YarnScaling
+from compute_plane.model.rope import query_growth
+from compute_plane.model.spec import YarnScaling, faults_of
+from tests.compute_plane.executor.tiny_llama import tiny_spec
 from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
 from tests.devices import STAND_IN, Target
 
-ORIGINAL = 64
-"""Positions before queries grow; the texts here are shorter."""
+ORIGINAL, BETA = 8, 0.5
+"""Positions before queries grow, and how much they do; the texts here are four times as long."""
 ROPE = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
     "original_max_position_embeddings": ORIGINAL, "mscale": 1.0, "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
+    "llama_4_scaling_beta": BETA,
 }  # fmt: skip
 CONFIG = {"rope_parameters": ROPE, "sliding_window": None}
 KEYS = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0,
     "rope.scaling.original_context_length": ORIGINAL, "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_log_multiplier": 1.0,
-    "attention.temperature_scale": 0.1,
+    "attention.temperature_scale": BETA,
 }  # fmt: skip
 
 
@@ -49,16 +52,35 @@ def test_greedy_texts_and_their_logits_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("files", ["directory", "gguf"])
-def test_contexts_end_where_queries_begin_to_grow_and_the_log_says_so(
-    recorded: Recorded, files: str
-) -> None:
+def test_contexts_are_as_long_as_the_files_say(recorded: Recorded, files: str) -> None:
     with structlog.testing.capture_logs() as lines:
         spec = load_model(str(getattr(recorded, files))).spec
-    expected = YarnScaling(8.0, ORIGINAL, 1.0, 32.0, 1.0, queries_grow=True)
+    expected = YarnScaling(8.0, ORIGINAL, 1.0, 32.0, 1.0, query_growth=BETA)
     assert spec.rope_scaling == expected
-    assert spec.context_length == ORIGINAL
-    (line,) = [line for line in lines if "max_model_len" in line]
-    assert (line["max_model_len"], line["context_length"]) == (ORIGINAL, 512)
+    assert spec.context_length == 512
+    assert lines == []
+
+
+def test_the_factors_of_a_whole_context_are_those_of_transformers() -> None:
+    import torch
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+    scaling = YarnScaling(16.0, 16384, 1.0, query_growth=0.1)
+    spec = replace(tiny_spec(), context_length=262144, rope_scaling=scaling)
+    growth = query_growth(spec)
+    assert growth is not None
+    factors, length = growth
+    positions = np.array([0, 1, 16383, 16384, 32767, 32768, 100000, 262143])
+    theirs = get_llama_4_attn_scale(torch.from_numpy(positions)[None], 0.1, 16384)
+    np.testing.assert_allclose(factors[positions // length], theirs.numpy().reshape(-1), rtol=1e-6)
+    assert len(factors) == 16
+    assert query_growth(replace(spec, rope_scaling=replace(scaling, query_growth=0.0))) is None
+
+
+@pytest.mark.parametrize("growth", [-0.1, float("inf"), float("nan"), 1e7])
+def test_growth_that_cannot_be_is_named(growth: float) -> None:
+    spec = replace(tiny_spec(), rope_scaling=YarnScaling(8.0, 64, 1.0, query_growth=growth))
+    assert faults_of(spec) == [f"RoPE query_growth must be 0 to 1e+06, got {growth}"]
 
 
 @pytest.mark.parametrize("files", ["directory", "gguf"])
@@ -85,7 +107,7 @@ def test_the_text_part_of_a_whole_model_may_be_one(recorded: Recorded, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(whole))
     found, alone = load_model(str(tmp_path)), load_model(str(recorded.directory))
     assert found.spec.rope_scaling == alone.spec.rope_scaling
-    assert found.spec.context_length == ORIGINAL
+    assert found.spec.context_length == 512
     name = "model.layers.1.self_attn.q_proj.weight"
     np.testing.assert_array_equal(
         found.source.tensor(name).to_float32(), alone.source.tensor(name).to_float32()
@@ -102,9 +124,9 @@ def test_what_a_configuration_leaves_out_is_what_transformers_means(tmp_path) ->
     rope = theirs.rope_parameters
     assert spec.rope_theta == rope["rope_theta"]
     assert spec.rope_scaling == YarnScaling(
-        rope["factor"], rope["original_max_position_embeddings"], 1.0, queries_grow=True
+        rope["factor"], rope["original_max_position_embeddings"], 1.0, query_growth=0.1
     )
-    assert spec.context_length == 16384
+    assert spec.context_length == 262144
     assert (spec.num_kv_heads, spec.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
     assert spec.rms_norm_eps == theirs.rms_norm_eps
     assert spec.window is None

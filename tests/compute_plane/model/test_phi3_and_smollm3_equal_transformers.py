@@ -46,3 +46,35 @@ def test_greedy_texts_and_their_logits_are_those_of_transformers(
     recorded: Recorded, files: str, target: Target
 ) -> None:
     assert_same(recorded, load_model(str(getattr(recorded, files))), target)
+
+
+@pytest.fixture(scope="module")
+def beyond(tiny, tmp_path_factory) -> Recorded:
+    """A model with LongRoPE and texts that are long, for its original length is 2."""
+    config = {
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [64.0] * 6,
+            "long_factor": DIVISORS,
+            "attention_factor": 1.25,
+        },
+        "original_max_position_embeddings": 2,
+    }
+    keys = OF_LONG_ROPE | {
+        "rope.scaling.original_context_length": 2,
+        "rope.scaling.attn_factor": 1.25,
+    }
+    vectors = {"rope_factors_short.weight": [64.0] * 6, "rope_factors_long.weight": DIVISORS}
+    made = tiny.model(architecture="phi3", rotary_dim=12)
+    return record(tiny, tmp_path_factory.mktemp("beyond"), made, config, keys, vectors)
+
+
+@pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU), ("gguf", CUDA)])
+def test_long_contexts_of_longrope_are_those_of_transformers(
+    beyond: Recorded, files: str, target: Target
+) -> None:
+    path = str(getattr(beyond, files))
+    assert load_model(path).spec.context_length == 2
+    model = load_model(path, long_context=True)
+    assert model.spec.context_length == 512
+    assert_same(beyond, model, target)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
+from structlog.testing import capture_logs
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
-from compute_plane.model.spec import LongRopeScaling
+from compute_plane.model.spec import LongContexts, LongRopeScaling
 from tests.compute_plane.model.group_checkpoints import Scheme, checkpoint
 
 FUSED = "model.layers.1.self_attn.qkv_proj.weight"
@@ -143,8 +144,35 @@ def test_long_factors_of_a_gguf_file_are_read_with_what_goes_with_them(tiny, tmp
     vectors = {SHORT: [1.5] * 8, LONG: [3.0] * 8}
     path = tiny.gguf(tmp_path / "m.gguf", phi3(tiny), change=change, vectors=vectors)
     spec = load_model(str(path)).spec
-    assert spec.rope_scaling == LongRopeScaling((1.5,) * 8, 64, 1.25)
+    long = LongContexts((3.0,) * 8, 512)
+    assert spec.rope_scaling == LongRopeScaling((1.5,) * 8, 64, 1.25, long)
     assert spec.context_length == 64
+    spec = load_model(str(path), long_context=True).spec
+    assert spec.rope_scaling == LongRopeScaling((3.0,) * 8, 64, 1.25)
+    assert spec.context_length == 512
+
+
+def test_who_does_not_ask_for_long_contexts_is_told_how_to(tiny, tmp_path):
+    config = CONTEXTS["long factors"][0]
+    path = str(tiny.directory(tmp_path / "m", phi3(tiny), config=config))
+    for asks, told in ((False, [("--long-context", 128, 512)]), (True, [])):
+        with capture_logs() as lines:
+            load_model(path, long_context=asks)
+        assert [
+            (line["hint"], line["max_model_len"], line["context_length"]) for line in lines
+        ] == told
+    plain = str(tiny.directory(tmp_path / "n", phi3(tiny)))
+    with capture_logs() as lines:
+        assert load_model(plain, long_context=True).spec == load_model(plain).spec
+    assert lines == []
+
+
+def test_long_contexts_that_the_files_do_not_know_are_refused(tiny, tmp_path):
+    scaling = {"type": "longrope", "short_factor": [1.0] * 8}
+    path = str(tiny.directory(tmp_path / "m", phi3(tiny), config={"rope_scaling": scaling}))
+    load_model(path)
+    with pytest.raises(UnsupportedModelError, match=r"--long-context: .* no factors of long"):
+        load_model(path, long_context=True)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +181,7 @@ def test_long_factors_of_a_gguf_file_are_read_with_what_goes_with_them(tiny, tmp
         ({LONG: [1.0] * 8}, {ORIGINAL: 64}, f"missing tensors: {SHORT}"),
         ({SHORT: [1.0] * 8}, {}, f"{ORIGINAL} is missing"),
         ({SHORT: [1.0] * 7}, {ORIGINAL: 64}, "each of 8 pairs of a head, got 7"),
+        ({SHORT: [1.0] * 8, LONG: [1.0] * 9}, {ORIGINAL: 64}, "each of 8 pairs of a head, got 9"),
         ({SHORT: [1.0] * 8}, {ORIGINAL: 64, "phi3.rope.scaling.type": "yarn"}, "together"),
         ({SHORT: [1.0] * 8, "rope_freqs.weight": [1.0] * 8}, {ORIGINAL: 64}, "together"),
         ({}, {"phi3.rope.dimension_count": 7}, "even number of elements, 2 to head_dim"),

@@ -113,6 +113,7 @@ class Setting:
         self, qkv: Array, frequencies: Array, positions: Array, places: Array, layer: int = 0,
         first_token: int = 0, chunks: int = 1, workers: int = 1,
         changes: HeadChanges = UNCHANGED, factors: Array | float = 1,
+        growth: tuple[Array, int] | None = None,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         """Run both rope operations; return queries [T, H·D], cosines and sines [T, D/2]."""
         num_tokens, dim = len(qkv), self.layout.head_dim
@@ -145,6 +146,8 @@ class Setting:
             (RopeWrite.QUERY_NORM, address_of(changes.norms and changes.norms[0])),
             (RopeWrite.KEY_NORM, address_of(changes.norms and changes.norms[1])),
             (RopeWrite.EPSILON, np.float32(changes.eps).view(np.uint32)),
+            (RopeWrite.GROWTH, address_of(growth and growth[0])),
+            (RopeWrite.GROWTH_LENGTH, growth[1] if growth else 0),
         ):  # fmt: skip
             record[word] = value
         run_chunks(ROPE_WRITE[self.layout.dtype], record, header, chunks, workers)

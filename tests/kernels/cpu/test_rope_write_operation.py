@@ -74,6 +74,26 @@ def test_a_pair_without_a_frequency_stays_as_it_is_at_every_position() -> None:
     np.testing.assert_array_equal(queries[:, unturned], qkv[:, unturned] * scale)
 
 
+@pytest.mark.parametrize("dtype", list(VALUE_BYTES))
+def test_queries_grow_by_the_factor_of_their_position_and_keys_do_not(dtype: str) -> None:
+    random = np.random.default_rng(4)
+    layout = KvLayout(dtype, 1, 2, 16, 40)
+    positions = np.array([0, 99, 100, 199, 200, 399, 350, 5])
+    places = random.permutation(8 * 16)[: len(positions)]
+    qkv = random.standard_normal((len(positions), (4 + 4) * 40)).astype(np.float32)
+    factors = np.array([1, 2, 0.5, 4], np.float32)
+    found = []
+    for growth in (None, (factors, 100)):
+        setting = Setting(layout, 4, 8)
+        queries, *_ = setting.rope(
+            qkv, frequencies_of(40), positions, places, first_token=3, chunks=3, growth=growth
+        )
+        found.append((queries, setting.data))
+    (plain, pool), (grown, same_pool) = found
+    np.testing.assert_array_equal(grown, plain * factors[[0, 0, 1, 1, 2, 3, 3, 0], None])
+    np.testing.assert_array_equal(same_pool, pool)
+
+
 @pytest.mark.parametrize("what", ["nothing", "biases", "norms", "both"])
 @pytest.mark.parametrize("dtype", list(VALUE_BYTES))
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_size"), SHAPES)

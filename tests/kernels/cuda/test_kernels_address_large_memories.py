@@ -36,7 +36,7 @@ LARGEST_BLOCK = 2**31 - 2**12  # its stride is 32 bits with a sign, where the th
 
 # Where the scalars stand among the arguments, from the end.
 BLOCK_STRIDE, QUERY_STRIDE = -5, -7
-WRITTEN_BLOCK_STRIDE = -7  # of `rope_write_kv`
+WRITTEN_BLOCK_STRIDE = -9  # of `rope_write_kv`
 
 
 def spread(case: Case, name: str, argument: int, far: int = FAR) -> Case:

@@ -49,6 +49,8 @@ MODULES = (copy_blocks, embedding, gate_mul, rms_norm, rope_write_kv)
         RopeWriteKvVariant("bfloat16", 256, 16, None, False, True, has_float32_norms=True),
         RopeWriteKvVariant("float16", 256, 32, "float8", False, True, has_float32_norms=True),
         RopeWriteKvVariant("float32", 256, 32),
+        RopeWriteKvVariant("bfloat16", 128, 16, queries_grow=True),
+        RopeWriteKvVariant("float16", 96, 32, "int8", queries_grow=True),
         GateMulVariant("bfloat16"),
         GateMulVariant("float16"),
         GateMulVariant("float32"),
@@ -105,6 +107,8 @@ INT8_SOURCE = Source(rope_write_kv, "make_rope_write_kv", INT8)
 ROPE_SOURCE = Source(rope_write_kv, "make_rope_write_kv", ROPE)
 CHANGED = RopeWriteKvVariant("float16", 96, 16, has_bias=True, has_head_norms=True)
 CHANGED_SOURCE = Source(rope_write_kv, "make_rope_write_kv", CHANGED)
+GROWN = RopeWriteKvVariant("float16", 64, 16, queries_grow=True)
+GROWN_SOURCE = Source(rope_write_kv, "make_rope_write_kv", GROWN)
 FLOAT32 = RopeWriteKvVariant("bfloat16", 64, 16, None, False, True, has_float32_norms=True)
 FLOAT32_SOURCE = Source(rope_write_kv, "make_rope_write_kv", FLOAT32)
 COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
@@ -140,6 +144,8 @@ COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
         (CHANGED_SOURCE, CHANGED, "weights, key_norm, dim", "weights, query_norm, dim"),
         (FLOAT32_SOURCE, FLOAT32, "j * half + i * norm_length", "j * half"),
         (FLOAT32_SOURCE, FLOAT32, "dim + j * half + i", "dim + i"),
+        (GROWN_SOURCE, GROWN, "growth[position // growth_length]", "growth[0]"),
+        (GROWN_SOURCE, GROWN, "values[j, i] *= grown", "values[0, i] *= grown"),
         (COPY_SOURCE, COPY, "if source_block >= 0", "if True"),
         (COPY_SOURCE, COPY, "target_block * block_words + word", "word"),
     ],
