@@ -57,6 +57,7 @@ def test_each_python_block_runs(code, request):
 
 @pytest.mark.spread(2)
 @pytest.mark.model
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "line",
     [

@@ -117,6 +117,7 @@ def test_serve_ends_in_order_when_its_terminal_is_gone(environ):
     assert private_directories(environ) == []
 
 
+@pytest.mark.wide
 def test_serve_starts_its_control_plane_again_where_clients_found_it(environ):
     with started(environ, "--serve", "--grpc-port", "0", *SIMULATED) as process:
         match = serving(process)

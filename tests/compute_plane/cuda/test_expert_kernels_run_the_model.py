@@ -71,6 +71,7 @@ def test_torch_cuts_the_tiles_that_the_kernel_cuts(tile_pairs: int) -> None:
         np.testing.assert_array_equal(found.numpy(), tiles)
 
 
+@pytest.mark.wide
 def test_many_tokens_are_sorted_by_torch_as_few_are_by_a_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,7 +21,7 @@ def short_chunks(monkeypatch):
         monkeypatch.setattr(attention_chunks, name, 4)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "seq_lens", "splits", "window"),
     [
@@ -39,7 +39,7 @@ def test_decode_attention_with_sinks_equals_the_specification(variant, seq_lens,
     assert case.faults(simulate(case)) == []
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "window"),
     [

@@ -48,12 +48,12 @@ DENSE_KINDS = (DENSE, DENSE_EXPERTS, DENSE_GATES)
 @pytest.mark.parametrize(
     ("variant", "which"),
     [
-        (QUANTISED, 1), (DENSE, 1), (QUANTISED_GATES, 1), (DENSE_GATES, 1), (LOGITS, 0),
+        (QUANTISED, 1), (DENSE, 1), (LOGITS, 0),
         *(
             pytest.param(variant, which, marks=pytest.mark.wide)
             for variant, which in (
                 (QUANTISED, 0), (DENSE, 2), (QUANTISED_EXPERTS, 0), (QUANTISED_GATES, 0),
-                (DENSE_EXPERTS, 0), (DENSE_GATES, 0),
+                (QUANTISED_GATES, 1), (DENSE_EXPERTS, 0), (DENSE_GATES, 0), (DENSE_GATES, 1),
             )
         ),
     ],
