@@ -16,6 +16,8 @@ part of a product:
     normed, gated        add what is normalised and norm, product (with the gate in it)
     add    (o, down)     product, perhaps in parts
 
+Where the stream itself is multiplied (EXAONE 4), that norm only adds.
+
 Norm and gate are told what the library multiplies with behind them (`next_product`).
 
 A matrix of many bytes has its norm in a launch before its product
@@ -98,12 +100,12 @@ class LayerProducts:
         self._operations = operations
         self._eps = eps
 
-    def normed(self, hidden: Hidden, norm: Tensor, projection: Projection) -> Tensor:
-        """Return the normalised rows times a projection, [T, N]. `norm`: [E]."""
+    def normed(self, hidden: Hidden, norm: Tensor | None, projection: Projection) -> Tensor:
+        """Return the normalised rows times a projection, [T, N]. `norm`: [E]; None: as they are."""
         return self._normed(hidden, norm, projection, "rounded")
 
     def gated(
-        self, hidden: Hidden, norm: Tensor, projection: Projection, then: Projection
+        self, hidden: Hidden, norm: Tensor | None, projection: Projection, then: Projection
     ) -> Tensor:
         """Return activation(gate) · up of the normalised rows, [T, F].
 
@@ -160,7 +162,7 @@ class LayerProducts:
     def _normed(
         self,
         hidden: Hidden,
-        norm: Tensor,
+        norm: Tensor | None,
         projection: Projection,
         writes: Writes,
         then: Projection | None = None,
@@ -170,7 +172,7 @@ class LayerProducts:
         dtype = torch.float32 if writes == "float32" else residual.dtype
         num_rows = len(residual)
         weight = self._taken(num_rows, projection)
-        if weight is not None and operations.normalises_product(weight):
+        if weight is not None and norm is not None and operations.normalises_product(weight):
             if hidden.added is None:
                 out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
                 operations.dense_matmul(out, residual, weight, Around(norm, self._eps, writes))
@@ -198,9 +200,16 @@ class LayerProducts:
         operations.gate_mul(out, outputs, in_turns=gate is not None, then=product)
         return out
 
-    def normalised(self, hidden: Hidden, norm: Tensor, then: NextProduct | None = None) -> Tensor:
-        """Queue the norm; what was beside the residual stream is part of it afterwards."""
+    def normalised(
+        self, hidden: Hidden, norm: Tensor | None, then: NextProduct | None = None
+    ) -> Tensor:
+        """Queue the norm; what was beside the residual stream is part of it afterwards.
+
+        Without a `norm` only that: the stream itself is returned.
+        """
         residual, added, eps = hidden.residual, hidden.added, self._eps
+        if norm is None:
+            return self._summed(hidden, then)
         out = torch.empty_like(residual)
         if added is None:
             self._operations.rms_norm(out, residual, norm, eps, then)
@@ -209,6 +218,19 @@ class LayerProducts:
             self._operations.add_rms_norm(out, residual, added, norm, eps, then, added_weight)
             hidden.added = hidden.norm = None
         return out
+
+    def _summed(self, hidden: Hidden, then: NextProduct | None) -> Tensor:
+        """Add what is beside the residual stream to it, and return that."""
+        residual, added = hidden.residual, hidden.added
+        if added is not None:
+            # By the operation that normalises the sum as well, which nobody reads.
+            assert hidden.norm is not None
+            weight, unread = hidden.norm.weight, torch.empty_like(residual)
+            self._operations.add_rms_norm(
+                unread, residual, added, weight, self._eps, then, added_weight=weight
+            )
+            hidden.added = hidden.norm = None
+        return residual
 
     def _taken(self, num_rows: int, projection: Projection) -> Tensor | None:
         """Return the weights if `dense_matmul` takes them for so many rows."""

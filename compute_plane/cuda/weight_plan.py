@@ -98,10 +98,10 @@ class QuantizedUses:
 class PlannedLayer:
     """One decoder layer, as in `DeviceLayer`."""
 
-    attn_norm: PlannedMatrix
+    attn_norm: PlannedMatrix | None
     qkv: tuple[PlannedMatrix, ...]
     o: tuple[PlannedMatrix, ...]
-    mlp_norm: PlannedMatrix
+    mlp_norm: PlannedMatrix | None
     feedforward: PlannedMlp | PlannedExperts
     qkv_bias: PlannedMatrix | None
     head_norms: tuple[PlannedMatrix, PlannedMatrix] | None
@@ -113,11 +113,11 @@ class PlannedLayer:
     def vectors(self) -> tuple[PlannedMatrix, ...]:
         """Everything else, and what chooses experts."""
         part = self.feedforward
-        alone = self.qkv_bias, self.o_bias, self.sinks
+        alone = self.attn_norm, self.mlp_norm, self.qkv_bias, self.o_bias, self.sinks
         others = [vector for vector in alone if vector is not None]
         others += part.vectors if isinstance(part, PlannedExperts) else []
         norms = (*(self.head_norms or ()), *(self.output_norms or ()))
-        return (self.attn_norm, self.mlp_norm, *others, *norms)
+        return (*others, *norms)
 
     @property
     def matrices(self) -> tuple[PlannedMatrix, ...]:
@@ -245,10 +245,10 @@ class WeightPlan:
             embedding=placed[self.embedding],
             layers=tuple(
                 DeviceLayer(
-                    attn_norm=vector(layer.attn_norm),
+                    attn_norm=perhaps(layer.attn_norm),
                     qkv=projection(*layer.qkv),
                     o=projection(*layer.o),
-                    mlp_norm=vector(layer.mlp_norm),
+                    mlp_norm=perhaps(layer.mlp_norm),
                     feedforward=layer.feedforward.at(placed.__getitem__),
                     qkv_bias=perhaps(layer.qkv_bias),
                     head_norms=layer.head_norms and pair(*layer.head_norms),
@@ -334,6 +334,7 @@ def plan_weights(
 
         biases, sinks = layout.qkv_biases(spec, index), layout.sinks(spec, index)
         o_bias = layout.output_bias(spec, index)
+        input_norms = pair_of_norms(layout.input_norms(spec, index)) or (None, None)
         feedforward: PlannedMlp | PlannedExperts
         if spec.mixture is None:
             parts = (layout.GATE, layout.UP, layout.DOWN)
@@ -341,10 +342,10 @@ def plan_weights(
         else:
             feedforward = plan_experts(spec, spec.mixture, source, index, format_of, joined, vector)
         return PlannedLayer(
-            attn_norm=norm(name(layout.ATTN_NORM)),
+            attn_norm=input_norms[0],
             qkv=joined(*map(tensor, (layout.QUERY, layout.KEY, layout.VALUE))),
             o=joined(tensor(layout.OUTPUT)),
-            mlp_norm=norm(name(layout.MLP_NORM)),
+            mlp_norm=input_norms[1],
             feedforward=feedforward,
             qkv_bias=vector(*biases) if biases else None,
             head_norms=pair_of_norms(layout.head_norms(spec, index)),

@@ -39,10 +39,10 @@ class DeviceLayer:
     none.
     """
 
-    attn_norm: Tensor
+    attn_norm: Tensor | None
     qkv: Projection
     o: Projection
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     feedforward: DeviceMlp | DeviceExperts
     qkv_bias: Tensor | None = None
     head_norms: tuple[Tensor, Tensor] | None = None

@@ -4,7 +4,8 @@
     layer    write:  norm → QKV → biases, norms of heads, rotate, write K and V
              read:   attention → O, added to hidden → norm → gate, up, SiLU · up → down, added
                      (or a mixture of experts: `expert_records`; of Gemma what is added is
-                     normalised before, and the gate is GELU)
+                     normalised before, and the gate is GELU; of EXAONE 4, too, which in turn
+                     has no norms before QKV and gate, up)
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
     embed    norm of the rows whose hidden states are wanted                    once 64 rows
 
@@ -63,9 +64,12 @@ from kernels.cpu.operands import (
 from kernels.cpu.operation import StepWord
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from compute_plane.executor.packed_layers import PackedLayer, PackedMatrix, PackedWeights
     from compute_plane.memory.kv_pool import KvPool
     from compute_plane.model.spec import ModelSpec
+    from kernels.cpu.operation import Operation
 
 PIECE_TOKENS: Final = 512
 """Tokens that go through a layer together: their activations stay in the second-level cache."""
@@ -211,7 +215,7 @@ class LlamaTable:
     def _layer(self, index: int, layer: PackedLayer, records: TokenRecords) -> LayerRecords:
         spec, products = self._spec, records.products
         heads_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        norm, rows = self._norm_operands, products.rows
+        rows = products.rows
         after_attention, after_mlp = (
             HiddenRows(self._hidden, weight, self._epsilon())
             for weight in layer.output_norms or (None, None)
@@ -223,7 +227,7 @@ class LlamaTable:
         }
         return LayerRecords(
             write=(
-                *rows(normed_rows, layer.qkv, norm(layer.attn_norm)),
+                *rows(*self._read(layer.attn_norm, layer.qkv)),
                 *products.beside_each_other(layer.qkv, self._qkv, heads_width),
                 self._rope_write(index, layer),
             ),
@@ -239,10 +243,9 @@ class LlamaTable:
         self, layer: PackedLayer, records: TokenRecords, hidden: HiddenRows
     ) -> list[int]:
         part, products = layer.feedforward, records.products
-        norm = self._norm_operands(layer.mlp_norm)
         if isinstance(part, PackedMlp):
             return [
-                *products.rows(normed_rows, part.gate_up, norm),
+                *products.rows(*self._read(layer.mlp_norm, part.gate_up)),
                 *products.gated(
                     part.gate_up,
                     part.down,
@@ -254,7 +257,7 @@ class LlamaTable:
         if records.experts is None:
             raise ValueError("a model without a mixture has layers with experts")
         return [
-            *products.rows(normed_rows, [part.router, *part.first.gate_up], norm),
+            *products.rows(*self._read(layer.mlp_norm, [part.router, *part.first.gate_up])),
             *records.experts.added(part, self._hidden),
         ]
 
@@ -340,11 +343,24 @@ class LlamaTable:
             self.table.add(merge_attention, StepWord.MERGE_CHUNKS, operands),
         ]
 
-    def _norm_operands(self, weight: int) -> dict[int, int]:
+    def _read(
+        self, norm: int | None, matrices: Sequence[PackedMatrix]
+    ) -> tuple[Operation, Sequence[PackedMatrix], dict[int, int]]:
+        """Return how matrices read hidden rows: normalised, or as they are where there is none."""
+        if norm is None:
+            return plain_rows, matrices, self._hidden_operands()
+        return normed_rows, matrices, self._norm_operands(norm)
+
+    def _hidden_operands(self) -> dict[int, int]:
         return {
             RowInput.SOURCE: self._hidden,
             RowInput.SOURCE_STRIDE: self._spec.hidden_size,
             RowInput.SOURCE_FIRST_WORD: StepWord.FIRST_TOKEN,
+        }
+
+    def _norm_operands(self, weight: int) -> dict[int, int]:
+        return {
+            **self._hidden_operands(),
             RowInput.WEIGHT: weight,
             RowInput.EPSILON: self._epsilon(),
         }

@@ -112,10 +112,10 @@ class PackedLayer:
     float32 [hidden]; `sinks`: of float32 [H], in powers of 2. None where the architecture has none.
     """
 
-    attn_norm: int
+    attn_norm: int | None
     qkv: tuple[PackedMatrix, ...]
     o: PackedMatrix
-    mlp_norm: int
+    mlp_norm: int | None
     feedforward: Feedforward
     qkv_bias: int | None = None
     head_norms: tuple[int, int] | None = None
@@ -138,10 +138,10 @@ class PackedLayer:
             return None if vector is None else vector + by
 
         return PackedLayer(
-            attn_norm=self.attn_norm + by,
+            attn_norm=one(self.attn_norm),
             qkv=tuple(part.moved(by) for part in self.qkv),
             o=self.o.moved(by),
-            mlp_norm=self.mlp_norm + by,
+            mlp_norm=one(self.mlp_norm),
             feedforward=self.feedforward.moved(by),
             qkv_bias=one(self.qkv_bias),
             head_norms=both(self.head_norms),

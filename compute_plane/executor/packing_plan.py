@@ -49,9 +49,11 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
     outputs = [source.tensor(name) for name in layout.output_norms(spec, layer)]
     o_bias = [source.tensor(name) for name in layout.output_bias(spec, layer)]
     sinks = [source.tensor(name) for name in layout.sinks(spec, layer)]
-    attn_norm = plan.vector(tensor(layout.ATTN_NORM))
+    input_norms = [source.tensor(name) for name in layout.input_norms(spec, layer)]
+    attn_norm = plan.vector(input_norms[0]) if input_norms else None
     qkv = plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)])
-    o, mlp_norm = plan.matrix([tensor(layout.OUTPUT)]), plan.vector(tensor(layout.MLP_NORM))
+    o = plan.matrix([tensor(layout.OUTPUT)])
+    mlp_norm = plan.vector(input_norms[1]) if input_norms else None
     feedforward: Feedforward
     if spec.mixture is None:
         feedforward = plan.mlp(*(tensor(r) for r in (layout.GATE, layout.UP, layout.DOWN)))

@@ -19,10 +19,11 @@ class Architecture:
     so that neighbouring elements of a head turn together. `has_multipliers`: those of
     `compute_plane.model.multipliers`. `experts`: whether layers have a mixture of experts in place
     of one MLP. `has_output_norms`: what attention and MLP give is normalised before it is added to
-    the hidden states. `has_sinks`: query heads have a score each beside those of tokens
-    (`kernels.reference.paged_attention`). `has_all_biases`: the products of what attention gives,
-    of the router and of experts have biases as well. `activation`: what gates the MLP, SiLU, GELU
-    (by tanh), or a clamped SwiGLU (`kernels.reference.clamped_mul`).
+    the hidden states; `has_input_norms`: what they read is normalised. `has_sinks`: query heads
+    have a score each beside those of tokens (`kernels.reference.paged_attention`).
+    `has_all_biases`: the products of what attention gives, of the router and of experts have biases
+    as well. `activation`: what gates the MLP, SiLU, GELU (by tanh), or a clamped SwiGLU
+    (`kernels.reference.clamped_mul`).
     `norms_begin_at_one`: directories have weights of norms as what they are more than 1.
     `exceeds_float16`: hidden states are larger than a float16 can be. `says_scaled_length`: files
     say how many positions there are after RoPE scaling. `is_in_gguf`: whether GGUF files know the
@@ -37,6 +38,7 @@ class Architecture:
     has_multipliers: bool = False
     experts: Literal["never", "may", "always"] = "never"
     has_output_norms: bool = False
+    has_input_norms: bool = True
     has_sinks: bool = False
     has_all_biases: bool = False
     activation: Activation = "silu"
@@ -60,6 +62,11 @@ ARCHITECTURES: Final = {
         may_lack_qkv_bias=True,
         turns_neighbours="always",
         has_output_norms=True,
+    ),
+    "ernie4_5": Architecture("ERNIE 4.5", turns_neighbours="always"),
+    "seed_oss": Architecture("Seed-OSS", has_qkv_bias=True, may_lack_qkv_bias=True),
+    "exaone4": Architecture(
+        "EXAONE 4", has_head_norms=True, has_output_norms=True, has_input_norms=False
     ),
     "smollm3": Architecture("SmolLM3", turns_neighbours="in GGUF"),
     "granite": Architecture("Granite", turns_neighbours="in GGUF", has_multipliers=True),

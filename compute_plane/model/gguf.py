@@ -26,7 +26,7 @@ from compute_plane.model.spec import (
     ModelSpec,
 )
 from compute_plane.model.tensor import RawTensor
-from compute_plane.model.windows import with_windows
+from compute_plane.model.windows import turning_in_windows, with_windows
 
 PHI3 = "phi3"
 GLM4 = "glm4"
@@ -53,6 +53,7 @@ HAS_ROPE = "rope.scaling.finetuned"
 """A file of Granite where it says no has no rotary positions at all."""
 OF_GRANITE = ("granite", "granitemoe")
 GEMMA3 = "gemma3"
+EXAONE4 = "exaone4"
 FIRST_BIAS = layout.layer_tensor(0, layout.QUERY, layout.BIAS)
 SUPPORTED = tuple(name for name, kind in ARCHITECTURES.items() if kind.is_in_gguf)
 
@@ -70,7 +71,8 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
-            "Qwen3, Qwen3-VL, Phi-3, GLM-4, SmolLM3, Granite, Gemma 3, gpt-oss)",
+            "Qwen3, Qwen3-VL, Phi-3, GLM-4, ERNIE 4.5, Seed-OSS, EXAONE 4, SmolLM3, Granite, "
+            "Gemma 3, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -111,6 +113,8 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         file.path, keys, prefix, min(num_layers, MAX_LAYERS), context_length
     )
     spec = with_windows(file.path, spec, window, layers, prefix + SLIDING_WINDOW)
+    if architecture == EXAONE4:
+        spec = turning_in_windows(spec, window, layers)
     if architecture == GEMMA3:
         spec = with_gemma(file.path, keys, prefix, spec, frozenset(layers))
     if ARCHITECTURES[architecture].has_multipliers:

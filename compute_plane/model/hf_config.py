@@ -20,6 +20,7 @@ from compute_plane.model.hf_rope import (
 )
 from compute_plane.model.hf_text_part import WHOLE_MODELS
 from compute_plane.model.hf_windows import (
+    EXAONE4,
     FULL_ATTENTION,
     GEMMA3,
     GPT_OSS,
@@ -37,11 +38,12 @@ from compute_plane.model.spec import (
     MAX_LAYERS,
     ModelSpec,
 )
-from compute_plane.model.windows import with_windows
+from compute_plane.model.windows import turning_in_windows, with_windows
 from kernels.reference.clamped_mul import LIMIT, SLOPE
 
 LLAMA = "llama"
 GLM4 = "glm4"
+ERNIE = "ernie4_5"
 GRANITE = "granite"
 GRANITE4 = "granitemoehybrid"
 GRANITE_MOE = "granitemoe"
@@ -103,6 +105,17 @@ MODEL_TYPES: Final = {
         turns_in_part=True,
         rotary_share=0.5,
     ),
+    ERNIE: ModelType(
+        "ernie4_5",
+        "Ernie4_5ForCausalLM",
+        num_kv_heads=2,
+        head_dim=128,
+        ties=True,
+        rope_theta=500000.0,
+        rms_norm_eps=1e-5,
+    ),
+    "seed_oss": ModelType("seed_oss", "SeedOssForCausalLM", num_kv_heads=8, head_dim=128),
+    EXAONE4: ModelType("exaone4", "Exaone4ForCausalLM", num_kv_heads=32, rms_norm_eps=1e-5),
     SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
     GRANITE: ModelType("granite", "GraniteForCausalLM"),
     GEMMA3: ModelType(
@@ -186,6 +199,8 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         config, model_type, min(num_layers, MAX_LAYERS), spec.layers_without_rope
     )
     spec = with_windows(config.path, spec, window, layers, "sliding_window")
+    if model_type == EXAONE4:
+        spec = turning_in_windows(spec, window, layers)
     if model_type == GEMMA3:
         spec = with_gemma(config, spec, frozenset(layers))
     if ARCHITECTURES[kind.architecture].has_multipliers:
@@ -295,7 +310,8 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
     if model_type == GPT_OSS:
         _refuse_other_gpt_oss(config)
     has_own_rules = _says_qkv_bias(kind) or model_type == GPT_OSS
-    for key in ("mlp_bias",) if has_own_rules else ("attention_bias", "mlp_bias"):
+    biases = "mlp_bias", "attention_out_bias", "use_bias"
+    for key in biases if has_own_rules else ("attention_bias", *biases):
         if config.boolean(key):
             raise UnsupportedModelError(config.path, f"{key} = true is not supported")
     key, expected = kind.activation

@@ -15,6 +15,9 @@ MIXTRAL = "mixtral"
 SMOLLM3 = "smollm3"
 MINISTRAL3 = "ministral3"
 GEMMA3 = "gemma3_text"
+EXAONE4 = "exaone4"
+EXAONE4_PERIOD = 4
+"""Of which the last layer of an EXAONE 4 has no window that does not say it."""
 GPT_OSS = "gpt_oss"
 GPT_OSS_WINDOW = 128
 GPT_OSS_PERIOD = 2
@@ -37,10 +40,10 @@ def read_windows(
     """Return how many positions a token sees, None for all, and the layers in which that is so.
 
     Mistral, Ministral 3, Phi-3 and Mixtral have windows in all layers, and so has Qwen3-MoE where
-    it says `use_sliding_window`; Gemma 3 and gpt-oss in those of `layer_types`, or else Gemma 3 in
-    all but every so many (`sliding_window_pattern`), gpt-oss in every other one. The others, if
-    `use_sliding_window`, in those of `layer_types`; where there are none, SmolLM3 in those without
-    rotary positions, Qwen from `max_window_layers` on. Raises ModelFileError.
+    it says `use_sliding_window`; Gemma 3, EXAONE 4 and gpt-oss in those of `layer_types`, or else
+    the first two in all but every so many (`sliding_window_pattern`), gpt-oss in every other one.
+    The others, if `use_sliding_window`, in those of `layer_types`; where there are none, SmolLM3 in
+    those without rotary positions, Qwen from `max_window_layers` on. Raises ModelFileError.
     """
     if model_type == MISTRAL:
         return _window(config, SLIDING_WINDOW), range(num_layers)
@@ -55,6 +58,8 @@ def read_windows(
         if named is None:
             named = layers_of_period(GPT_OSS_PERIOD, num_layers)
         return _window(config, GPT_OSS_WINDOW), named
+    if model_type == EXAONE4:
+        return _window(config, SLIDING_WINDOW), _layers_of_exaone(config, num_layers)
     if model_type not in OF_LAYERS or not config.boolean("use_sliding_window"):
         return None, ()
     window = _window(config, None if model_type == SMOLLM3 else SLIDING_WINDOW)
@@ -92,6 +97,24 @@ def _layers_of_gemma(config: JsonObject, num_layers: int) -> list[int]:
             config.path, f"sliding_window_pattern must be at least 1, got {period}"
         )
     return layers_of_period(period, num_layers) if named is None else named
+
+
+def _layers_of_exaone(config: JsonObject, num_layers: int) -> Collection[int]:
+    """Return the layers of `layer_types`, or of a pattern such as LLLG or 4; of the last, none."""
+    named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
+    pattern = config.raw("sliding_window_pattern")
+    if named is not None:
+        return named
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        local = [layer for layer in range(num_layers) if pattern[layer % len(pattern)] == "L"]
+        return [layer for layer in local if layer < num_layers - 1]
+    period = config.optional_integer("sliding_window_pattern")
+    period = EXAONE4_PERIOD if period is None else period
+    if period < 0:
+        raise ModelFileError(
+            config.path, f"sliding_window_pattern must be at least 0, got {period}"
+        )
+    return layers_of_period(period, num_layers) if period else ()
 
 
 def _window(config: JsonObject, default: int | None) -> int | None:

@@ -15,16 +15,16 @@ The canonical names are those of Hugging Face checkpoints.
     model.layers.N.mlp.down_proj.weight              blk.N.ffn_down.weight     [hidden, intermediate]
     model.norm.weight                                output_norm.weight        [hidden]
     lm_head.weight (unless tied)                     output.weight             [V, hidden]
-  Qwen2 and GLM-4 have besides, and likewise of k and v [G·D]:
+  Qwen2, GLM-4 and Seed-OSS have besides, and likewise of k and v [G·D]:
     model.layers.N.self_attn.q_proj.bias             blk.N.attn_q.bias         [H·D]
-  Qwen3 has besides:
+  Qwen3 and EXAONE 4 have besides:
     model.layers.N.self_attn.q_norm.weight           blk.N.attn_q_norm.weight  [D]
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
   gpt-oss has besides, with biases of q, k, v and o (….bias), a score of each query head:
     model.layers.N.self_attn.sinks.weight            blk.N.attn_sinks.weight   [H]
-  Its GGUF files call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its directories have other names for
+  Its GGUF files, and Seed-OSS's, call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its directories have other names for
   all but plain matrices (`stacked_experts`).
-  Gemma 3 and GLM-4 have besides:
+  Gemma 3, GLM-4 and, in the place of the norms before attention and MLP, EXAONE 4 have:
     model.layers.N.self_attn.output_norm.weight      blk.N.post_attention_norm.weight   [hidden]
     model.layers.N.mlp.output_norm.weight            blk.N.post_ffw_norm.weight         [hidden]
   In their directories these (of Gemma 3 the norm before the MLP, too) have names of their own (`DIRECTORY_NAMES`).
@@ -93,6 +93,10 @@ DIRECTORY_NAMES: Mapping[str, Mapping[str, str]] = {
         MLP_NORM: "pre_feedforward_layernorm",
         MLP_OUTPUT_NORM: "post_feedforward_layernorm",
     },
+    "exaone4": {
+        ATTN_OUTPUT_NORM: "post_attention_layernorm",
+        MLP_OUTPUT_NORM: "post_feedforward_layernorm",
+    },
 }
 """What directories of an architecture call a role, where that is another name."""
 
@@ -118,7 +122,10 @@ GGUF_LAYER_NAMES = {
     GATE_UP: "ffn_up",
     **expert_layout.GGUF_NAMES,
 }
-GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {"gpt-oss": {MLP_NORM: "post_attention_norm"}}
+GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "gpt-oss": {MLP_NORM: "post_attention_norm"},
+    "seed_oss": {MLP_NORM: "post_attention_norm"},
+}
 """What GGUF files of an architecture call a role, where that is another name."""
 GGUF_GLOBAL_NAMES = {
     EMBEDDING: "token_embd.weight",
@@ -163,6 +170,12 @@ def head_norms(spec: ModelSpec, layer: int) -> list[str]:
     return [layer_tensor(layer, role) for role in roles]
 
 
+def input_norms(spec: ModelSpec, layer: int) -> list[str]:
+    """Return the names of the norms before attention and MLP; empty if there are none."""
+    roles = (ATTN_NORM, MLP_NORM) if spec.has_input_norms else ()
+    return [layer_tensor(layer, role) for role in roles]
+
+
 def output_norms(spec: ModelSpec, layer: int) -> list[str]:
     """Return the names of the norms of what attention and MLP give; empty if there are none."""
     roles = (ATTN_OUTPUT_NORM, MLP_OUTPUT_NORM) if spec.has_output_norms else ()
@@ -191,12 +204,10 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return every tensor the model must have, canonical name to shape, in the order of use."""
     hidden, intermediate = spec.hidden_size, spec.intermediate_size
     layer_shapes: dict[str, tuple[int, ...]] = {
-        ATTN_NORM: (hidden,),
         QUERY: (spec.query_size, hidden),
         KEY: (spec.kv_size, hidden),
         VALUE: (spec.kv_size, hidden),
         OUTPUT: (hidden, spec.query_size),
-        MLP_NORM: (hidden,),
     }
     if spec.mixture is None:
         layer_shapes |= {
@@ -208,6 +219,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         layer_shapes |= expert_layout.mixture_shapes(spec, spec.mixture)
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
+        shapes |= dict.fromkeys(input_norms(spec, layer), (hidden,))
         for role, shape in layer_shapes.items():
             shapes[layer_tensor(layer, role)] = shape
         sizes = (spec.query_size, spec.kv_size, spec.kv_size)

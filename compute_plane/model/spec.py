@@ -165,10 +165,10 @@ class Mixture:
 class ModelSpec:
     """The shape of a decoder of the Llama kind.
 
-    RMSNorm before attention and MLP, rotary positions in the half-split convention (element i of a
-    head turns with element i + D/2), grouped-query attention, a gated MLP or a `mixture` of such
-    (None: one MLP), no biases but those of the architecture (a model with others is refused when it
-    is read).
+    RMSNorm before attention and MLP unless the architecture has none there, rotary positions in the
+    half-split convention (element i of a head turns with element i + D/2), grouped-query attention,
+    a gated MLP or a `mixture` of such (None: one MLP), no biases but those of the architecture (a
+    model with others is refused when it is read).
 
     `architecture`: one of ARCHITECTURES; "llama" also for Mistral models, which are the same but
     for their windows. `head_dim`: need not be hidden_size / num_heads. `intermediate_size`: of
@@ -232,6 +232,11 @@ class ModelSpec:
     def has_output_norms(self) -> bool:
         """Whether what attention and MLP give is normalised before it is added."""
         return ARCHITECTURES[self.architecture].has_output_norms
+
+    @property
+    def has_input_norms(self) -> bool:
+        """Whether what attention and MLP read is normalised."""
+        return ARCHITECTURES[self.architecture].has_input_norms
 
     @property
     def has_sinks(self) -> bool:

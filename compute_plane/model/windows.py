@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from compute_plane.model.errors import ModelFileError
-from compute_plane.model.spec import ModelSpec
+from compute_plane.model.spec import MAX_LAYERS, ModelSpec
 
 
 def with_windows(
@@ -31,6 +31,17 @@ def with_windows(
     if window < 1:
         raise ModelFileError(path, f"{key} must be at least 1, got {window}")
     return dataclasses.replace(spec, window=window, layers_with_window=layers)
+
+
+def turning_in_windows(spec: ModelSpec, window: int | None, layers: Iterable[int]) -> ModelSpec:
+    """Return the spec of a model that turns heads in `layers` with windows alone (EXAONE 4).
+
+    `window`: None: the model has none, and turns them in all.
+    """
+    if window is None:
+        return spec
+    others = frozenset(range(min(spec.num_layers, MAX_LAYERS))) - frozenset(layers)
+    return dataclasses.replace(spec, layers_without_rope=others)
 
 
 def layers_of_period(period: int, num_layers: int) -> list[int]:

@@ -290,6 +290,33 @@ def test_what_is_normalised_before_it_is_added_has_a_norm_that_adds_it():
         assert hidden.added is hidden.norm is None
 
 
+def test_without_a_norm_ahead_the_stream_itself_is_multiplied():
+    """As EXAONE 4 has it; what is beside the stream is added before, once."""
+    norms = drawn(2, SIZE) + 2
+    gate_up, down = dense(2 * FEATURES, SIZE), dense(SIZE, FEATURES)
+    found, calls = [], []
+    for operations in (Recording(normalises=True), Recording(most_rows=0)):
+        products, hidden = LayerProducts(operations, EPS), Hidden(drawn(4, SIZE))
+        x = products.normed(hidden, None, dense(SIZE, SIZE))
+        products.add(hidden, x, dense(SIZE, SIZE), norms[0])
+        gated = products.gated(hidden, None, gate_up, down)
+        assert hidden.added is hidden.norm is None
+        products.add(hidden, gated, down, norms[1])
+        calls.append(operations.take())
+        found.append(hidden.sums())
+
+    few = ["dense_matmul", "dense_matmul", "add_rms_norm", "dense_matmul", "dense_matmul"]
+    assert calls == [few, ["add_rms_norm", "gate_mul"]]
+    rms_norm, stream = torch.nn.functional.rms_norm, drawn(4, SIZE)
+    matrix = dense(SIZE, SIZE).parts[0].values
+    stream = stream + rms_norm(stream @ matrix.t() @ matrix.t(), (SIZE,), norms[0], EPS)
+    gates, ups = (stream @ gate_up.parts[0].values.t()).split(FEATURES, dim=1)
+    x = torch.nn.functional.silu(gates) * ups @ down.parts[0].values.t()
+    stream = stream + rms_norm(x, (SIZE,), norms[1], EPS)
+    for sums in found:
+        torch.testing.assert_close(sums, stream, atol=1e-4, rtol=1e-4)
+
+
 def test_kernels_of_a_model_that_normalises_what_it_adds_neither_add_nor_normalise():
     spec = replace(SPEC, architecture="gemma3")
     kernels = DenseKernels(SimulatedLauncher(runs=False), spec, "bfloat16")

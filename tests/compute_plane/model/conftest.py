@@ -77,6 +77,9 @@ class TinyModel:
                 prefix + "mlp.up_proj.weight": (inner, hidden),
                 prefix + "mlp.down_proj.weight": (hidden, inner),
             }
+            if self.architecture == "exaone4":
+                del shapes[prefix + "input_layernorm.weight"]
+                shapes[prefix + "post_feedforward_layernorm.weight"] = (hidden,)
             for fused, parts in FUSED.get(self.architecture, {}).items():
                 rows = sum(shapes.pop(f"{prefix}{part}_proj.weight")[0] for part in parts)
                 shapes[f"{prefix}{fused}_proj.weight"] = (rows, hidden)
@@ -93,7 +96,7 @@ class TinyModel:
             if self.architecture == "gpt_oss":
                 shapes[prefix + "self_attn.o_proj.bias"] = (hidden,)
                 shapes[prefix + "self_attn.sinks"] = (self.num_heads,)
-            if self.architecture in ("qwen2", "glm4", "gpt_oss"):
+            if self.architecture in ("qwen2", "glm4", "gpt_oss", "seed_oss"):
                 shapes[prefix + "self_attn.q_proj.bias"] = (query,)
                 shapes[prefix + "self_attn.k_proj.bias"] = (kv,)
                 shapes[prefix + "self_attn.v_proj.bias"] = (kv,)
@@ -108,7 +111,7 @@ class TinyModel:
     def _norm_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the norms that a layer has beside the two of every one."""
         names = [f"self_attn.{part}_norm.weight" for part in ("q", "k")]
-        has_them = self.architecture in ("qwen3", "qwen3_moe", "gemma3")
+        has_them = self.architecture in ("qwen3", "qwen3_moe", "gemma3", "exaone4")
         found = dict.fromkeys(names if has_them else [], (self.head_dim,))
         if self.architecture == "gemma3":
             of_mlp = [f"{side}_feedforward_layernorm.weight" for side in ("pre", "post")]
@@ -161,6 +164,7 @@ class TinyModel:
             "qwen3_moe": "Qwen3Moe",
             "granitemoe": "GraniteMoe",
             "gpt_oss": "GptOss",
+            "seed_oss": "SeedOss",
         }
         model_types = {"gemma3": "gemma3_text"}
         name = names.get(self.architecture, self.architecture.capitalize())
@@ -197,7 +201,11 @@ class TinyModel:
         if self.architecture == "qwen3_moe":
             del config["intermediate_size"]
             config |= {"moe_intermediate_size": self.intermediate_size, "norm_topk_prob": True}
-        if self.architecture in ("phi3", "smollm3"):  # transformers' own are beyond the vocabulary
+        if self.architecture in (
+            "phi3",
+            "smollm3",
+            "seed_oss",
+        ):  # transformers' own are beyond the vocabulary
             config["pad_token_id"] = 0
         return config
 
@@ -246,6 +254,8 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         "gemma3": GGUF_PARTS_OF_GEMMA,
         "glm4": GGUF_PARTS_OF_GLM,
         "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+        "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+        "exaone4": GGUF_PARTS_OF_GEMMA,
     }
     parts = GGUF_PARTS | others.get(architecture, {})
     return f"blk.{layer}.{parts[part]}.{kind}"
