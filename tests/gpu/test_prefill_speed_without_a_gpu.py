@@ -90,6 +90,7 @@ def test_a_rival_that_fails_is_reported_with_its_reason(measure):
     assert said == ["rival: ImportError: No module named 'rival'"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("context", [0, 3])
 def test_torchs_attention_attends_to_the_same_tokens(context):
     shape = PrefillShape(2, 5, context, PrefillVariant("float32", 64, 2, 16), num_kv_heads=2)

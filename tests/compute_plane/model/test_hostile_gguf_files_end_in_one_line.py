@@ -298,6 +298,7 @@ def test_random_bytes_behind_the_magic_are_refused(tmp_path, content):
     assert outcome(path) is not None
 
 
+@pytest.mark.wide
 def test_flipped_bits_in_the_default_models_header_load_or_are_refused(tmp_path):
     """The real header, over zeros in place of the weights: a sparse file of the same size."""
     original = locate_model("default").path

@@ -39,6 +39,7 @@ def refused(capsys, *argv: str) -> str:
     return line.removeprefix("hetero-infer: error: ")
 
 
+@pytest.mark.wide
 def test_throughput_has_every_run_of_every_level(capsys, tmp_path):
     text, whole = run(capsys, tmp_path, "throughput", *TINY, "--concurrency", "1,3")
     assert "output tok/s" in text

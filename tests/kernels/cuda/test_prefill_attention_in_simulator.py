@@ -13,7 +13,7 @@ from kernels.cuda.attention_prefill import PrefillVariant
 from tests.kernels.cuda.simulation import simulate
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("variant", "rows"),
     [
