@@ -21,7 +21,7 @@ from compute_plane.model.spec import Mixture, ModelSpec
 if TYPE_CHECKING:
     from bench.gpu.decode_bandwidth import Timer
     from compute_plane.cuda.expert_products import ExpertProducts
-    from compute_plane.cuda.experts import DeviceExperts, StackedMatrix
+    from compute_plane.cuda.experts import DeviceExperts, ExpertBiases, StackedMatrix
     from compute_plane.cuda.kernel_operations import KernelOperations
     from compute_plane.cuda.launchers import Launcher
 
@@ -31,13 +31,17 @@ EPS: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """`num_tokens` through a mixture; `weights`: the label of a format, None: dense bfloat16."""
+    """`num_tokens` through a mixture; `weights`: the label of a format, None: dense bfloat16.
+
+    `architecture`: with its gate, and biases if it has them.
+    """
 
     num_tokens: int
     mixture: Mixture
     hidden_size: int
     inner_size: int
     weights: str | None = None
+    architecture: str = "qwen3moe"
 
     @property
     def name(self) -> str:
@@ -52,8 +56,8 @@ class ExpertShape:
     def spec(self) -> ModelSpec:
         """Return a model that has such layers."""
         return ModelSpec(
-            name=self.name, architecture="qwen3moe", vocab_size=32, num_layers=1, num_heads=8,
-            num_kv_heads=2, head_dim=64, hidden_size=self.hidden_size,
+            name=self.name, architecture=self.architecture, vocab_size=32, num_layers=1,
+            num_heads=8, num_kv_heads=2, head_dim=64, hidden_size=self.hidden_size,
             intermediate_size=self.inner_size, context_length=64, rope_theta=1e4,
             rope_scaling=None, rms_norm_eps=EPS, tie_embeddings=True, num_parameters=0,
             weight_format=self.weights or "BF16", mixture=self.mixture,
@@ -70,13 +74,14 @@ class ExpertShape:
 
 
 QWEN3_30B: Final = (Mixture(128, 8), 2048, 768)
+GPT_OSS_20B: Final = (Mixture(32, 4), 2880, 2880)
 MIXTRAL: Final = (Mixture(8, 2), 4096, 14336)
 SHAPES: Final = tuple(
     ExpertShape(num_tokens, *sizes, weights)
     for sizes in (QWEN3_30B, MIXTRAL)
     for weights in (None, "Q4_1")
     for num_tokens in (1, 8, 32)
-)
+) + tuple(ExpertShape(num_tokens, *GPT_OSS_20B, "MXFP4", "gpt-oss") for num_tokens in (1, 8, 32))
 
 
 def measure_experts(
@@ -176,7 +181,8 @@ class Problem:
         """Return through how many experts of a layer the tokens go, as they are at first."""
         from compute_plane.cuda.expert_products import choose, router_logits
 
-        chosen, _ = choose(router_logits(self._tokens, layer.router), self.shape.mixture)
+        logits = router_logits(self._tokens, layer.router, layer.biases)
+        chosen, _ = choose(logits, self.shape.mixture)
         return len(chosen.unique())
 
     def _draw_layer(self) -> DeviceExperts:
@@ -190,8 +196,28 @@ class Problem:
         gate_up = self._draw_stack(2 * shape.inner_size, shape.hidden_size, in_turns=True)
         down = self._draw_stack(shape.hidden_size, shape.inner_size)
         return DeviceExperts(
-            router, ExpertMatrices.stacked([gate_up]), ExpertMatrices.stacked([down])
+            router,
+            ExpertMatrices.stacked([gate_up]),
+            ExpertMatrices.stacked([down]),
+            self._draw_biases(),
         )
+
+    def _draw_biases(self) -> ExpertBiases | None:
+        import torch
+
+        from compute_plane.cuda.experts import ExpertBiases
+
+        shape = self.shape
+        if not shape.spec().has_all_biases:
+            return None
+        widths = 2 * shape.inner_size, shape.hidden_size
+        gate_up, down = (
+            torch.randn(
+                (shape.mixture.num_experts, width), dtype=torch.bfloat16, device=self._device
+            )
+            for width in widths
+        )
+        return ExpertBiases(torch.randn(len(gate_up), device=self._device), (gate_up,), down)
 
     def _draw_stack(
         self, num_outputs: int, num_inputs: int, *, in_turns: bool = False

@@ -62,10 +62,11 @@ MEASURED = {
     "Q8_0": "bfloat16",
     "Q4_0": "bfloat16",
     "Q4_1": "bfloat16",
+    "MXFP4": "bfloat16",
     "Q4_0_G128": "float16",
     "Q4_Z_G128": "float16",
 }
-"""Formats, each with the dtype of most models that have it: GGUF's; GPTQ's and AWQ's."""
+"""Formats, each with the dtype of most models that have it: GGUF's, gpt-oss's; GPTQ's, AWQ's."""
 SHAPES = (
     *(
         MatmulShape(num_rows, num_inputs, num_outputs, weights, dtype)
@@ -186,6 +187,10 @@ def draw_packed(label: str, num_outputs: int, num_inputs: int, device: object) -
     packed = torch.randint(0, 256, size, dtype=torch.uint8, device=device)
     spans = packed[:, fmt.scales_at(num_inputs) :][:, : num_spans * fmt.span_bytes]
     spans = spans.unflatten(1, (num_spans, fmt.span_bytes))
+    if fmt.is_float:
+        usual = 125 - round(math.log2(num_inputs) / 2)  # of floats of size 4
+        spans.copy_(torch.randint(usual - 1, usual + 2, spans.shape, device=device))
+        return packed.view(-1)
     typical = 2.0 ** (fmt.bits - 2) * math.sqrt(num_inputs)
     halves = (num_panels, num_spans, fmt.zeros_at // 2)
     scales = (torch.randn(halves, device=device) / typical).half()

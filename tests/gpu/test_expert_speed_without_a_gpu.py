@@ -14,7 +14,12 @@ from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 
 QUANTISED = ExpertShape(3, Mixture(4, 2), 64, 32, "Q4_1")
 DENSE = ExpertShape(3, Mixture(4, 2), 64, 32)
-EXPERT_BYTES = {"Q4_1": 3 * 2 * (512 + 128), None: 3 * 64 * 32 * 2}
+BIASED = ExpertShape(3, Mixture(4, 2), 64, 32, "MXFP4", "gpt-oss")
+EXPERT_BYTES = {
+    "Q4_1": 3 * 2 * (512 + 128),
+    "MXFP4": 2 * 1152 + 2 * 640,
+    None: 3 * 64 * 32 * 2,
+}
 """A panel's 32 columns in Q4_1 are 512 bytes of weights and 128 of scales."""
 
 
@@ -33,7 +38,7 @@ class Timer:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("shape", [QUANTISED, DENSE], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [QUANTISED, BIASED, DENSE], ids=lambda shape: shape.name)
 def test_a_measurement_counts_the_experts_that_have_rows_and_beside_them_torch(shape, monkeypatch):
     monkeypatch.setattr(expert_speed, "WORKING_SET_BYTES", 4 * EXPERT_BYTES[shape.weights] + 1)
     torch.manual_seed(1)
@@ -48,9 +53,10 @@ def test_a_measurement_counts_the_experts_that_have_rows_and_beside_them_torch(s
     assert result["bytes"] == result["experts_with_rows"] * EXPERT_BYTES[shape.weights]
     assert result["microseconds_per_layer"] == 500_000
     of_layer = len(timer.launched[0]) // 2
-    assert timer.launched[0][1:3] == ["router_logits_bfloat16_t8", "route_experts_e4_c2"]
+    logits = "router_logits_bfloat16_t8" + "_biased" * (shape is BIASED)
+    assert timer.launched[0][1:3] == [logits, "route_experts_e4_c2"]
     assert timer.launched[0][of_layer - 1] == "add_experts_bfloat16_c2"
-    if shape is QUANTISED:
+    if shape is not DENSE:
         assert result["rivals"] == {}
     else:
         assert result["rivals"]["torch"]["bytes"] == result["bytes"]
@@ -74,5 +80,6 @@ def test_tokens_that_no_kernel_takes_are_measured_as_steps_compute_them(monkeypa
 def test_what_is_measured_is_built_ahead():
     names = {variant.name for variant in needed_variants()}
     assert {"route_experts_e128_c8", "route_experts_e8_c2", "quantized_experts_q4_1_bfloat16_m32",
-            "dense_experts_gated_bfloat16_m16_n32", "add_experts_bfloat16_c2"} <= names  # fmt: skip
-    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == 12
+            "dense_experts_gated_bfloat16_m16_n32", "add_experts_bfloat16_c2",
+            "quantized_experts_mxfp4_bfloat16_m8_gated_clamped_biased"} <= names  # fmt: skip
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == 15

@@ -26,7 +26,10 @@ class SimulatedKernel:
         self._variant = variant
 
     def launch(self, grid, _stream, *arguments):
-        out, x, packed, num_rows, num_outputs, num_inputs, strand_bits, out_width = arguments
+        out, x, packed, num_rows, num_outputs, num_inputs, strand_bits, out_width, biases = (
+            arguments
+        )
+        assert biases == x
         assert (num_rows, num_outputs, num_inputs, out_width) == (3, 40, 64, 40)
         arrays = [
             np.ctypeslib.as_array((kind * size).from_address(pointer))
@@ -41,7 +44,7 @@ class SimulatedKernel:
             np.int32(strand_bits),
             np.int64(out_width),
         )
-        launch(self._variant.kernel(), grid, self._variant.threads, (*arrays, *scalars))
+        launch(self._variant.kernel(), grid, self._variant.threads, (*arrays, *scalars, arrays[1]))
 
 
 class Idle:
@@ -136,7 +139,9 @@ def test_what_most_models_have_is_measured_at_every_matrix_of_one_and_few_output
     *most, square, down = SHAPES
     assert {(shape.weights, shape.dtype) for shape in SHAPES} == set(MEASURED.items())
     assert set(MEASURED) < set(FORMATS)
-    assert {FORMATS[label].kind for label in MEASURED} == {"Q8_0", "Q4_0", "Q4_1", "Q4_Z"}
+    assert {FORMATS[label].kind for label in MEASURED} == {
+        "Q8_0", "Q4_0", "Q4_1", "Q4_Z", "MXFP4"
+    }  # fmt: skip
     assert len(most) == len(MEASURED) * 12
     assert {shape.num_rows for shape in most} == {1, 8, 32}
     assert [square, down] == [
