@@ -9,12 +9,8 @@ import structlog
 
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import UnsupportedModelError
-from compute_plane.model.spec import (
-    LongRopeScaling,
-    ModelSpec,
-    RopeScaling,
-    scaled_context_length,
-)
+from compute_plane.model.rope_scaling import LongRopeScaling, RopeScaling, scaled_context_length
+from compute_plane.model.spec import ModelSpec
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.gguf_header import GgufFile
 from compute_plane.model.gguf_metadata import GgufMetadata
-from compute_plane.model.spec import (
+from compute_plane.model.rope_scaling import (
     YARN_BETA_FAST,
     YARN_BETA_SLOW,
     FrequencyDivisors,

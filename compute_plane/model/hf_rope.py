@@ -5,7 +5,7 @@ from __future__ import annotations
 from compute_plane.model.errors import UnsupportedModelError, printable
 from compute_plane.model.hf_windows import SLIDING_ATTENTION
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.spec import (
+from compute_plane.model.rope_scaling import (
     YARN_BETA_FAST,
     YARN_BETA_SLOW,
     LinearScaling,

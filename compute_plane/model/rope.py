@@ -8,13 +8,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.model.spec import (
+from compute_plane.model.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    ModelSpec,
     YarnScaling,
 )
+from compute_plane.model.spec import ModelSpec
 
 Float32Array = npt.NDArray[np.float32]
 

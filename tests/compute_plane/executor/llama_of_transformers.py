@@ -13,7 +13,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from compute_plane.model.spec import LinearScaling, Llama3Scaling, ModelSpec, YarnScaling
+from compute_plane.model.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
+from compute_plane.model.spec import ModelSpec
 from tests.compute_plane.model.llama_weights import LlamaWeights, layer_fields
 
 CLASSES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compute_plane.model.spec import LinearScaling, Llama3Scaling, YarnScaling
+from compute_plane.model.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_executor,

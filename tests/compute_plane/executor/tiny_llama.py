@@ -18,7 +18,8 @@ from compute_plane.model.assets import ModelAssets
 from compute_plane.model.expert_layout import ROUTER, bias_shapes, mixture_shapes
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.quantize import convert_rows
-from compute_plane.model.spec import ModelSpec, RopeScaling
+from compute_plane.model.rope_scaling import RopeScaling
+from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.cpu.kv_layout import KvLayout
 from tests.compute_plane.model.k_blocks import ENCODERS, k_blocks

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
 from compute_plane.model.rope import inverse_frequencies
-from compute_plane.model.spec import FrequencyDivisors
+from compute_plane.model.rope_scaling import FrequencyDivisors
 from planes.errors import ConfigError
 from tests.compute_plane.model.llama_weights import decoded_weights
 

@@ -15,7 +15,8 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.hf_config import read_hf_spec
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.loader import load_model
-from compute_plane.model.spec import Mixture, YarnScaling, yarn_attention_factor
+from compute_plane.model.rope_scaling import YarnScaling, yarn_attention_factor
+from compute_plane.model.spec import Mixture
 from compute_plane.model.tensor import TensorFormat
 from kernels.reference.clamped_mul import LIMIT, SLOPE
 from tests.compute_plane.executor.tiny_llama import pool_for

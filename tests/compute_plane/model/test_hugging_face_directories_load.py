@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
-from compute_plane.model.spec import Llama3Scaling
+from compute_plane.model.rope_scaling import Llama3Scaling
 from tests.compute_plane.model.llama_weights import decoded_weights
 
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
-from compute_plane.model.spec import LongContexts, LongRopeScaling
+from compute_plane.model.rope_scaling import LongContexts, LongRopeScaling
 from tests.compute_plane.model.group_checkpoints import Scheme, checkpoint
 
 FUSED = "model.layers.1.self_attn.qkv_proj.weight"

@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 
 from compute_plane.model.rope import attention_factors, inverse_frequencies
-from compute_plane.model.spec import (
+from compute_plane.model.rope_scaling import (
     FrequencyDivisors,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    ModelSpec,
     YarnScaling,
-    faults_of,
     long_rope_attention_factor,
     scaled_context_length,
     yarn_attention_factor,
 )
+from compute_plane.model.spec import ModelSpec, faults_of
 
 SPEC = ModelSpec(
     name="m",

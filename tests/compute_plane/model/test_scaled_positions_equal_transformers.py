@@ -11,7 +11,7 @@ import pytest
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
-from compute_plane.model.spec import LinearScaling, YarnScaling, yarn_attention_factor
+from compute_plane.model.rope_scaling import LinearScaling, YarnScaling, yarn_attention_factor
 from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
 from tests.devices import STAND_IN, Target
 
