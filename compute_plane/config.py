@@ -61,7 +61,8 @@ class ComputePlaneConfig:
     long_context: bool = setting(
         False,
         help="contexts of a model with LongRoPE (Phi-3.5, Phi-4-mini) may be as long as it has "
-        "them; all positions turn then as in long ones, which changes what it says in short ones",
+        "them (--max-model-len says how long they are); all positions turn then as in long ones, "
+        "which changes what it says in short ones",
     )
     executor: str = setting(
         "auto",

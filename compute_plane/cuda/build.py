@@ -272,4 +272,5 @@ def numerics_id(
     return (
         f"cuda/{operations.name}/{where}/torch-{torch.__version__}/{plan.dtype}"
         f"/{plan.weight_format}/kv-{chosen_kv_dtype(context, plan.dtype)}-{context.block_size}"
+        f"{context.spec.way_of_turning}"
     )

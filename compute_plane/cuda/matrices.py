@@ -101,6 +101,7 @@ def project(
     `dtype` is that of x, or float32. `bias`: [N], added to that of the only part.
     """
     parts = projection.parts
+    assert bias is None or len(parts) == 1
     if len(parts) == 1 and isinstance(parts[0], DenseMatrix):
         product = dense_product(x, parts[0].values, dtype)
         return product if bias is None else product.add_(bias)

@@ -134,7 +134,7 @@ class CpuExecutor:
         layout = self._pool.layout
         return (
             f"cpu/{selected_instruction_set().name}/{self._weights.weight_format}"
-            f"/kv-{layout.dtype}-{layout.block_size}"
+            f"/kv-{layout.dtype}-{layout.block_size}{self._spec.way_of_turning}"
         )
 
     def execute(

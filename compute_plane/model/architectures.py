@@ -24,6 +24,7 @@ class Architecture:
     `has_all_biases`: the products of what attention gives, of the router and of experts have biases
     as well. `activation`: what gates the MLP, SiLU, GELU (by tanh), or a clamped SwiGLU
     (`kernels.reference.clamped_mul`).
+    `turns_in_windows`: of a model with windows no layer without one turns its heads.
     `norms_begin_at_one`: directories have weights of norms as what they are more than 1.
     `exceeds_float16`: hidden states are larger than a float16 can be. `says_scaled_length`: files
     say how many positions there are after RoPE scaling. `is_in_gguf`: whether GGUF files know the
@@ -42,6 +43,7 @@ class Architecture:
     has_sinks: bool = False
     has_all_biases: bool = False
     activation: Activation = "silu"
+    turns_in_windows: bool = False
     norms_begin_at_one: bool = False
     exceeds_float16: bool = False
     says_scaled_length: bool = False
@@ -66,7 +68,11 @@ ARCHITECTURES: Final = {
     "ernie4_5": Architecture("ERNIE 4.5", turns_neighbours="always"),
     "seed_oss": Architecture("Seed-OSS", has_qkv_bias=True, may_lack_qkv_bias=True),
     "exaone4": Architecture(
-        "EXAONE 4", has_head_norms=True, has_output_norms=True, has_input_norms=False
+        "EXAONE 4",
+        has_head_norms=True,
+        has_output_norms=True,
+        has_input_norms=False,
+        turns_in_windows=True,
     ),
     "smollm3": Architecture("SmolLM3", turns_neighbours="in GGUF"),
     "granite": Architecture("Granite", turns_neighbours="in GGUF", has_multipliers=True),

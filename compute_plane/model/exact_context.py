@@ -43,19 +43,22 @@ def with_long_contexts(spec: ModelSpec, path: Path, *, are_wanted: bool) -> Mode
     if not isinstance(scaling, LongRopeScaling):
         return spec
     long = scaling.long
-    if not are_wanted:
-        if long is not None and long.context_length > spec.context_length:
-            log.warning(
-                "contexts are no longer than those before the model's RoPE scaling changes",
-                max_model_len=spec.context_length,
-                context_length=long.context_length,
-                hint="--long-context",
-            )
-        return spec
     if long is None:
+        if not are_wanted:
+            return spec
         raise UnsupportedModelError(
             path,
             "--long-context: the model has LongRoPE, its files have no factors of long contexts",
         )
-    scaling = replace(scaling, divisors=long.divisors, long=None)
-    return replace(spec, rope_scaling=scaling, context_length=long.context_length)
+    if long.context_length <= spec.context_length:
+        return spec
+    if are_wanted:
+        scaling = replace(scaling, divisors=long.divisors, long=None, is_long=True)
+        return replace(spec, rope_scaling=scaling, context_length=long.context_length)
+    log.warning(
+        "contexts are no longer than those before the model's RoPE scaling changes",
+        max_model_len=spec.context_length,
+        context_length=long.context_length,
+        hint="--long-context, and --max-model-len as long as they shall be",
+    )
+    return spec

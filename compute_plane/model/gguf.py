@@ -11,7 +11,7 @@ import numpy as np
 from compute_plane.model import layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.exact_context import exact_length
+from compute_plane.model.exact_context import exact_length, with_long_contexts
 from compute_plane.model.gguf_gemma import with_gemma
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
@@ -53,16 +53,18 @@ HAS_ROPE = "rope.scaling.finetuned"
 """A file of Granite where it says no has no rotary positions at all."""
 OF_GRANITE = ("granite", "granitemoe")
 GEMMA3 = "gemma3"
-EXAONE4 = "exaone4"
 FIRST_BIAS = layout.layer_tensor(0, layout.QUERY, layout.BIAS)
 SUPPORTED = tuple(name for name, kind in ARCHITECTURES.items() if kind.is_in_gguf)
 
 
-def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
+def read_gguf_spec(
+    file: GgufFile, name: str | None = None, *, long_context: bool = False
+) -> ModelSpec:
     """Return the model's numbers, checked against the tensors of the file.
 
-    `name` replaces the name in the file. Raises ModelFileError for a contradiction,
-    UnsupportedModelError for a model that is none of the architectures, plain.
+    `name` replaces the name in the file. `long_context`: as of `with_long_contexts`. Raises
+    ModelFileError for a contradiction, UnsupportedModelError for a model that is none of the
+    architectures, plain.
     """
     keys = GgufMetadata(file)
     architecture = keys.require_text("general.architecture")
@@ -109,11 +111,12 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         lacks_qkv_bias=ARCHITECTURES[architecture].may_lack_qkv_bias
         and layout.gguf_name(FIRST_BIAS) not in file.tensors,
     )
+    spec = with_long_contexts(spec, file.path, are_wanted=long_context)
     window, layers = read_windows(
         file.path, keys, prefix, min(num_layers, MAX_LAYERS), context_length
     )
     spec = with_windows(file.path, spec, window, layers, prefix + SLIDING_WINDOW)
-    if architecture == EXAONE4:
+    if ARCHITECTURES[architecture].turns_in_windows:
         spec = turning_in_windows(spec, window, layers)
     if architecture == GEMMA3:
         spec = with_gemma(file.path, keys, prefix, spec, frozenset(layers))

@@ -7,7 +7,7 @@ from typing import Final
 
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.exact_context import exact_length
+from compute_plane.model.exact_context import exact_length, with_long_contexts
 from compute_plane.model.hf_gemma import with_gemma
 from compute_plane.model.hf_rope import (
     OF_GPT_OSS,
@@ -64,7 +64,8 @@ CLAMPED = {"swiglu_limit": LIMIT, "swiglu_alpha": SLOPE}
 class ModelType:
     """What a `model_type` stands for, and what its configurations mean where they say nothing.
 
-    `architecture`: ours. `class_name`: of the model in transformers. `num_kv_heads`: None: as many
+    `architecture`: ours. `class_name`: of the model in transformers, `older_class_name` where files
+    from before have another one. `num_kv_heads`: None: as many
     as there are heads. `head_dim`: None: hidden_size / heads. `ties`: the embedding is the output
     matrix too. `rope_theta`, `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's
     elements may be left unrotated, `rotary_share`: and are where nothing is said. `activation`: the
@@ -81,6 +82,7 @@ class ModelType:
     turns_in_part: bool = False
     rotary_share: float = 1.0
     activation: tuple[str, str] = ("hidden_act", "silu")
+    older_class_name: str | None = None
 
 
 MODEL_TYPES: Final = {
@@ -113,6 +115,7 @@ MODEL_TYPES: Final = {
         ties=True,
         rope_theta=500000.0,
         rms_norm_eps=1e-5,
+        older_class_name="Ernie4_5_ForCausalLM",
     ),
     "seed_oss": ModelType("seed_oss", "SeedOssForCausalLM", num_kv_heads=8, head_dim=128),
     EXAONE4: ModelType("exaone4", "Exaone4ForCausalLM", num_kv_heads=32, rms_norm_eps=1e-5),
@@ -144,8 +147,10 @@ MODEL_TYPES: Final = {
 }
 
 
-def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
+def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -> ModelSpec:
     """Return the numbers of config.json, not yet checked against the tensors.
+
+    `long_context`: as of `with_long_contexts`.
 
     `tie_embeddings` is what the configuration says, `num_parameters` and `weight_format` are empty:
     the reader of the tensors completes them. How its matrices are quantised is not looked at here
@@ -169,7 +174,12 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
     turning = of_layer_type(config, FULL_ATTENTION) if model_type == GEMMA3 else config
     if model_type in POSITIONS:
         turning = with_defaults(config, POSITIONS[model_type])
-    scaling = rope_scaling(turning, context_length, yarn_is_longrope=model_type == PHI3)
+    scaling = rope_scaling(
+        turning,
+        context_length,
+        yarn_is_longrope=model_type == PHI3,
+        queries_may_grow=model_type == MINISTRAL3,
+    )
     # A model without a head has the embedding for one, as GGUF files of such models have it.
     ties = True if _is_headless(config, kind) else config.boolean("tie_word_embeddings")
     spec = ModelSpec(
@@ -195,11 +205,12 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         lacks_qkv_bias=_says_qkv_bias(kind) and config.boolean("attention_bias") is False,
     )
     _refuse_variants(config, model_type)
+    spec = with_long_contexts(spec, config.path, are_wanted=long_context)
     window, layers = read_windows(
         config, model_type, min(num_layers, MAX_LAYERS), spec.layers_without_rope
     )
     spec = with_windows(config.path, spec, window, layers, "sliding_window")
-    if model_type == EXAONE4:
+    if ARCHITECTURES[kind.architecture].turns_in_windows:
         spec = turning_in_windows(spec, window, layers)
     if model_type == GEMMA3:
         spec = with_gemma(config, spec, frozenset(layers))
@@ -292,9 +303,10 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         for other in MODEL_TYPES.values()
         if other.architecture == kind.architecture
     ]
+    known = {*names, kind.older_class_name}
     if (
         architectures is not None
-        and not (isinstance(architectures, list) and any(name in names for name in architectures))
+        and not (isinstance(architectures, list) and any(name in known for name in architectures))
         and not _is_headless(config, kind)
     ):
         raise UnsupportedModelError(

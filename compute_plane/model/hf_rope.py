@@ -77,12 +77,16 @@ def rotary_share(config: JsonObject, default: float) -> float:
 
 
 def rope_scaling(
-    config: JsonObject, context_length: int, *, yarn_is_longrope: bool = False
+    config: JsonObject,
+    context_length: int,
+    *,
+    yarn_is_longrope: bool = False,
+    queries_may_grow: bool = False,
 ) -> RopeScaling | None:
     """Return the scaling; `context_length`: the configuration's own.
 
     `yarn_is_longrope`: configurations of this model call LongRoPE so, or "su", as older ones of
-    Phi-3 do.
+    Phi-3 do. `queries_may_grow`: the model is one whose queries do where it says so.
 
     Where there are both, `rope_scaling` holds before `rope_parameters`, as in transformers: it is
     the older one, and the one that people add by hand. Raises ModelFileError for a missing or wrong
@@ -96,7 +100,8 @@ def rope_scaling(
             config.path, "rotary positions that differ from layer to layer are not supported"
         )
     kind = parameters.text("rope_type") or parameters.text("type") or "default"
-    if kind != "yarn" and parameters.number(GROWTH, 0.0):
+    growth = parameters.number(GROWTH, 0.0) if queries_may_grow else 0.0
+    if kind != "yarn" and growth:
         raise UnsupportedModelError(
             config.path, f"{GROWTH} with RoPE scaling {printable(kind)} is not supported"
         )
@@ -121,7 +126,7 @@ def rope_scaling(
     if kind == "longrope":
         return _long_rope(parameters, context_length, original)
     if kind == "yarn":
-        return _yarn(parameters, context_length, original)
+        return _yarn(parameters, context_length, original, growth)
     return Llama3Scaling(
         factor=parameters.number("factor"),
         low_freq_factor=parameters.number("low_freq_factor"),
@@ -146,7 +151,7 @@ def _long_rope(parameters: JsonObject, context_length: int, original: int) -> Lo
     return LongRopeScaling(short, original, attention, long)
 
 
-def _yarn(parameters: JsonObject, context_length: int, original: int) -> YarnScaling:
+def _yarn(parameters: JsonObject, context_length: int, original: int, growth: float) -> YarnScaling:
     factor = parameters.number("factor", context_length / original if original > 0 else None)
     attention = parameters.number(
         "attention_factor",
@@ -163,5 +168,5 @@ def _yarn(parameters: JsonObject, context_length: int, original: int) -> YarnSca
         beta_fast=parameters.number("beta_fast", 0.0) or YARN_BETA_FAST,
         beta_slow=parameters.number("beta_slow", 0.0) or YARN_BETA_SLOW,
         truncate=truncate is not False,
-        query_growth=parameters.number(GROWTH, 0.0),
+        query_growth=growth,
     )

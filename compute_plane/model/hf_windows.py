@@ -100,7 +100,7 @@ def _layers_of_gemma(config: JsonObject, num_layers: int) -> list[int]:
 
 
 def _layers_of_exaone(config: JsonObject, num_layers: int) -> Collection[int]:
-    """Return the layers of `layer_types`, or of a pattern such as LLLG or 4; of the last, none."""
+    """Return the layers of `layer_types`, or of a pattern: 4, or LLLG, where the last has none."""
     named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
     pattern = config.raw("sliding_window_pattern")
     if named is not None:
@@ -110,11 +110,11 @@ def _layers_of_exaone(config: JsonObject, num_layers: int) -> Collection[int]:
         return [layer for layer in local if layer < num_layers - 1]
     period = config.optional_integer("sliding_window_pattern")
     period = EXAONE4_PERIOD if period is None else period
-    if period < 0:
+    if period < 1:
         raise ModelFileError(
-            config.path, f"sliding_window_pattern must be at least 0, got {period}"
+            config.path, f"sliding_window_pattern must be at least 1, got {period}"
         )
-    return layers_of_period(period, num_layers) if period else ()
+    return layers_of_period(period, num_layers)
 
 
 def _window(config: JsonObject, default: int | None) -> int | None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.errors import ModelFileError, printable, system_fault
-from compute_plane.model.exact_context import with_long_contexts
 from compute_plane.model.gguf import GgufSource, read_gguf_spec
 from compute_plane.model.gguf_header import open_gguf
 from compute_plane.model.gguf_tokenizer import read_gguf_assets
@@ -65,8 +64,7 @@ def _load_gguf(location: ModelLocation, *, long_context: bool) -> LoadedModel:
         # The digest takes as long as all the rest, and hashing lets go of the interpreter lock.
         digest = pool.submit(_check_digest, location)
         file = open_gguf(location.path)
-        spec = read_gguf_spec(file, location.name)
-        spec = with_long_contexts(spec, location.path, are_wanted=long_context)
+        spec = read_gguf_spec(file, location.name, long_context=long_context)
         assets = read_gguf_assets(file, spec)
         digest.result()
     return LoadedModel(spec, assets, GgufSource(file, spec), location.path, location.sha256)
@@ -79,8 +77,7 @@ def _load_directory(location: ModelLocation, *, long_context: bool) -> LoadedMod
     of_text = text_part(config)
     config = config if of_text is None else of_text
     name = location.name or printable(location.path.resolve().name)
-    spec = read_hf_spec(config, name)
-    spec = with_long_contexts(spec, location.path, are_wanted=long_context)
+    spec = read_hf_spec(config, name, long_context=long_context)
     spec = replace(spec, pooling=directory_pooling(location.path))
     quantization = read_quantization(config)
     spec, source = open_safetensors(

@@ -10,11 +10,10 @@ elements in one byte, the first in its low half:
     blocks   uint8 [N, K/32, 16]
     scales   uint8 [N, K/32]
 
-On CUDA it runs as it is. Elsewhere it becomes, exactly where d = 2^(s − 128) is a float16, from
+On CUDA it runs as it is. On the CPU it becomes, exactly where d = 2^(s − 128) is a float16, from
 2^−24 to 2^15:
 
     Q4_F     18 bytes    d: float16 | 16 bytes of nibbles as they are    value = CODES[q] · d
-    Q8_0     34 bytes    d: float16 | CODES[q]
 
 Source: Open Compute Project, Microscaling Formats (MX) 1.0; ggml's `ggml-quants.c`.
 """
@@ -27,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.model.k_quants import float16_column
-from kernels.cpu.int8_packing import FLOATS_OF_4_BITS
+from kernels.reference.four_bit_floats import DOUBLED, EXPONENT_BIAS, NOT_A_NUMBER
 
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
@@ -36,11 +35,11 @@ GROUP: Final = 32
 GROUP_BYTES: Final = GROUP // 2
 """Of a group's codes."""
 BLOCK_BYTES: Final = 1 + GROUP_BYTES
-BIAS: Final = 128
-NOT_A_NUMBER: Final = 255
+BIAS: Final = EXPONENT_BIAS + 1
+"""Of codes doubled."""
 LARGEST_EXPONENT: Final = 252
 """With a larger one 6 is no float32 any more."""
-CODES: Final = np.array(FLOATS_OF_4_BITS, np.int8)
+CODES: Final = np.array(DOUBLED, np.int8)
 """What the nibbles stand for, doubled."""
 HALF: Final = np.uint8(4)
 """The shift that keeps bytes bytes."""
@@ -65,13 +64,6 @@ def mxfp4_to_q4_f(rows: UInt8Array, out: UInt8Array) -> None:
     blocks, target = rows.reshape(-1, BLOCK_BYTES), out.reshape(-1, 2 + GROUP_BYTES)
     target[:, :2] = _scales(blocks)
     target[:, 2:] = blocks[:, 1:]
-
-
-def mxfp4_to_q8_0(rows: UInt8Array, out: UInt8Array) -> None:
-    """Turn rows of MXFP4 into rows of Q8_0."""
-    blocks, target = rows.reshape(-1, BLOCK_BYTES), out.reshape(-1, 34)
-    target[:, :2] = _scales(blocks)
-    target[:, 2:] = _codes(blocks[:, 1:]).view(np.uint8)
 
 
 def _scales(blocks: UInt8Array) -> UInt8Array:

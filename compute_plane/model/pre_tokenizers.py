@@ -20,6 +20,10 @@ _CL100K_WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3 = _CL100K_WORDS % r"\p{N}{1,3}"
+_SEED_CODER = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN2 = _CL100K_WORDS % r"\p{N}"
 _CASED_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
@@ -74,12 +78,14 @@ def _split(pattern: str) -> Json:
 _DIGITS_THEN_GPT2 = WordSplit(
     _sequence({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))
 )
+_GPT2_SPLIT = WordSplit(_byte_level(use_regex=True))
 _LLAMA3_SPLIT = WordSplit(_split(_LLAMA3), ignore_merges=True, adds_bos=True)
 _LLAMA3_WORDS = WordSplit(_split(_LLAMA3))
 _QWEN2_SPLIT = WordSplit(_split(_QWEN2), normalizer={"type": "NFC"})
 
 WORD_SPLITS = {
-    "gpt-2": WordSplit(_byte_level(use_regex=True)),
+    "gpt-2": _GPT2_SPLIT,
+    "exaone4": _GPT2_SPLIT,
     "smollm": _DIGITS_THEN_GPT2,
     "starcoder": _DIGITS_THEN_GPT2,
     "refact": _DIGITS_THEN_GPT2,
@@ -95,5 +101,6 @@ WORD_SPLITS = {
     "gpt-4o": WordSplit(_split(_O200K)),
     "qwen2": _QWEN2_SPLIT,
     "deepseek-r1-qwen": _QWEN2_SPLIT,
+    "seed-coder": WordSplit(_split(_SEED_CODER)),
     "tekken": WordSplit(_split(_TEKKEN), ignore_merges=True, adds_bos=True),
 }

@@ -2,7 +2,7 @@
 
 Exact:              Q5_0 → Q8_0    the same d, q - 16
                     IQ4_NL → Q8_0, Q3_K → Q6_K: `compute_plane.model.read_only_quants`
-                    MXFP4 → Q4_F or Q8_0: `compute_plane.model.mxfp4`, but for scales beyond float16
+                    MXFP4 → Q4_F: `compute_plane.model.mxfp4`, but for scales beyond float16
 Nearly exact:       Q4_K → Q4_1    d · s and dmin · n of each group, rounded to float16
                     IQ4_XS → Q8_0  d · s of each group, rounded to float16
                     INT4 → Q4_0, UINT4 → Q4_1 or Q4_Z, INT8 → Q8_0, UINT8 → Q8_Z:
@@ -31,7 +31,7 @@ from compute_plane.model.group_blocks import (
     uint8_to_q8_z,
 )
 from compute_plane.model.k_quants import quants_of_4_bits_k, quants_of_5_bits, scales_and_minima
-from compute_plane.model.mxfp4 import LARGEST_EXPONENT, mxfp4_to_q4_f, mxfp4_to_q8_0
+from compute_plane.model.mxfp4 import LARGEST_EXPONENT, mxfp4_to_q4_f
 from compute_plane.model.read_only_quants import iq4_nl_to_q8_0, iq4_xs_to_q8_0, q3_k_to_q6_k
 from compute_plane.model.tensor import ALL_ROWS, RawTensor, Rows, TensorFormat, in_model_order
 
@@ -207,7 +207,6 @@ _CONVERSIONS: Final[Mapping[tuple[TensorFormat, TensorFormat], RowConversion]] =
     (TensorFormat.IQ4_XS, TensorFormat.Q8_0): iq4_xs_to_q8_0,
     (TensorFormat.Q3_K, TensorFormat.Q6_K): q3_k_to_q6_k,
     (TensorFormat.MXFP4, TensorFormat.Q4_F): mxfp4_to_q4_f,
-    (TensorFormat.MXFP4, TensorFormat.Q8_0): mxfp4_to_q8_0,
     (TensorFormat.INT4, TensorFormat.Q4_0): int4_to_q4_0,
     (TensorFormat.UINT4, TensorFormat.Q4_1): uint4_to_q4_1,
     (TensorFormat.INT8, TensorFormat.Q8_0): int8_to_q8_0,

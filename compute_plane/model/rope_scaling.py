@@ -87,14 +87,15 @@ class LongRopeScaling:
     factors"). Longer contexts have others, for their first tokens too, so keys that are in the
     cache would be wrong where a context grows beyond: it ends there. Or all contexts, short ones
     too, have what `long` ones have (`compute_plane.model.exact_context.with_long_contexts`); None:
-    they do, or the files do not say. Cosines and sines are multiplied by `attention_factor`, in
-    contexts of any length.
+    they do (`is_long`), or the files do not say. Cosines and sines are multiplied by
+    `attention_factor`, in contexts of any length.
     """
 
     divisors: tuple[float, ...]
     original_context_length: int
     attention_factor: float
     long: LongContexts | None = None
+    is_long: bool = False
 
 
 RopeScaling = LinearScaling | YarnScaling | Llama3Scaling | FrequencyDivisors | LongRopeScaling

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from compute_plane.model.architectures import ARCHITECTURES, Activation
-from compute_plane.model.rope_scaling import MAX_CONTEXT_LENGTH, RopeScaling, scaling_faults
+from compute_plane.model.rope_scaling import (
+    MAX_CONTEXT_LENGTH,
+    LongRopeScaling,
+    RopeScaling,
+    scaling_faults,
+)
 
 MAX_LAYERS = 4096
 MAX_VOCAB_SIZE = 1 << 21
@@ -136,6 +141,13 @@ class ModelSpec:
     def norms_begin_at_one(self) -> bool:
         """Whether weights of norms are what is stored and 1, which 16 bits would not hold."""
         return ARCHITECTURES[self.architecture].norms_begin_at_one
+
+    @property
+    def way_of_turning(self) -> str:
+        """What a numerics id says where the files of a model do not decide how positions turn."""
+        scaling = self.rope_scaling
+        is_long = isinstance(scaling, LongRopeScaling) and scaling.is_long
+        return "/long-context" if is_long else ""
 
     @property
     def num_turning(self) -> int:

@@ -59,6 +59,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from kernels.reference import four_bit_floats
+
 PANEL_COLUMNS: Final = 16
 GROUP: Final = 32
 """k's of a tile."""
@@ -180,12 +182,9 @@ class Int8Format:
         return (tiles * self.tile_bytes + self.record_bytes) // PANEL_COLUMNS
 
 
-FLOATS_OF_4_BITS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""A sign, two bits of exponent, one of mantissa (E2M1): doubled, they are whole numbers."""
-
 Q4_1: Final = Int8Format("Q4_1", 0, Scales.OWN_WITH_MINIMUM)
 Q4_0: Final = Int8Format("Q4_0", 8, Scales.OWN)
-Q4_F: Final = Int8Format("Q4_F", 16, Scales.OWN, codes=FLOATS_OF_4_BITS)
+Q4_F: Final = Int8Format("Q4_F", 16, Scales.OWN, codes=four_bit_floats.DOUBLED)
 Q8_0: Final = Int8Format("Q8_0", 0, Scales.OWN, low_bits=8)
 Q5_1: Final = Int8Format("Q5_1", 0, Scales.OWN_WITH_MINIMUM, high_bits=1)
 Q5_0: Final = Int8Format("Q5_0", 16, Scales.OWN, high_bits=1)

@@ -1,8 +1,8 @@
 """How the four-bit floats of MXFP4 stand in a word, for few instructions to make 16-bit floats.
 
-A code q is a float of a sign, two bits of exponent and one of fraction, s e e f: 0, ½, 1, 1½, 2, 3,
-4 or 6. As these bits of a bfloat16 it is itself times 2⁻¹²⁶, what is below 1 being subnormal in
-both:
+A code q (`kernels.reference.four_bit_floats`) is a float of a sign, two bits of exponent and one of
+fraction, s e e f. As these bits of a bfloat16 it is itself times 2⁻¹²⁶, what is below 1 being
+subnormal in both:
 
     bfloat16    bit 15  14 … 9  8 7  6  5 … 0
                      s    0     e e  f    0
@@ -17,7 +17,6 @@ widened where its bits lie like that in both halves of the word, however much th
               to their places, and adds nothing to where another one is
 
 `instructions.small_floats` takes them up; `placed` and `taken_up` are for whoever packs.
-Source of the format: Open Compute Project, Microscaling Formats (MX) 1.0.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cuda.errors import UnsupportedVariantError
+from kernels.reference import four_bit_floats
+from kernels.reference.four_bit_floats import EXPONENT_BIAS, NOT_A_NUMBER
 
 Array = npt.NDArray[Any]
 UInt8Array = npt.NDArray[np.uint8]
@@ -44,10 +45,8 @@ WIDENED: Final = 0x81C081C0
 MAGNITUDES: Final = 0x01C001C0
 """Those but for the signs."""
 
-EXPONENT_BIAS: Final = 127
-NOT_A_NUMBER: Final = 255
-DOUBLED: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""What codes stand for, doubled: whole numbers."""
+DOUBLED: Final = np.array(four_bit_floats.DOUBLED, np.int8)
+"""What codes stand for, doubled."""
 
 
 def placed(words: UInt32Array) -> UInt32Array:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.hf_config import read_hf_spec
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.loader import load_model
+from compute_plane.model.pre_tokenizers import WORD_SPLITS
 from compute_plane.model.spec import ModelSpec
 from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
 from tests.devices import STAND_IN, Target
@@ -110,7 +113,7 @@ def test_layers_of_exaone_without_windows_do_not_turn(
 @pytest.mark.parametrize(
     ("model_type", "said", "error", "words"),
     [
-        ("exaone4", {"sliding_window_pattern": -1}, ModelFileError, "pattern must be at least 0"),
+        ("exaone4", {"sliding_window_pattern": 0}, ModelFileError, "pattern must be at least 1"),
         ("exaone4", {"sliding_window_pattern": "LX"}, ModelFileError, "sliding_window_pattern"),
         ("exaone4", {"layer_types": ["full_attention"]}, ModelFileError, "each of 9 layers"),
         ("ernie4_5", {"use_bias": True}, UnsupportedModelError, "use_bias = true"),
@@ -122,6 +125,42 @@ def test_what_such_a_configuration_says_and_cannot_be_is_named(
 ) -> None:
     with pytest.raises(error, match=words):
         spec_of(tmp_path, model_type, num_key_value_heads=2, **said)
+
+
+def test_a_file_of_exaone_that_names_a_window_has_it_in_three_layers_of_four(
+    tiny, tmp_path
+) -> None:
+    def change(writer) -> None:
+        writer.add_sliding_window(64)
+
+    made = tiny.model(architecture="exaone4", num_layers=5)
+    spec = load_model(str(tiny.gguf(tmp_path / "m.gguf", made, change=change))).spec
+    assert sorted(spec.layers_with_window) == [0, 1, 2, 4]
+    assert spec.layers_without_rope == {3}
+
+
+def test_a_directory_of_ernie_may_have_the_name_of_before(tiny, tmp_path) -> None:
+    made = tiny.model(architecture="ernie4_5")
+    before = {"architectures": ["Ernie4_5_ForCausalLM"]}
+    assert (
+        load_model(str(tiny.directory(tmp_path / "hf", made, config=before))).spec.num_layers == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("exaone4", "it's  12!\n a", ["it", "'s", "Ġ", "Ġ12", "!", "Ċ", "Ġa"]),
+        ("seed-coder", "it's  12!\n\na", ["it", "'s", "Ġ", "Ġ", "1", "2", "!", "ĊĊ", "a"]),
+    ],
+)
+def test_words_of_files_are_cut_as_their_tokenizers_cut_them(
+    tiny, kind: str, text: str, words: list[str]
+) -> None:
+    document = tiny.tokenizer() | {"pre_tokenizer": WORD_SPLITS[kind].pre_tokenizer}
+    cut = Tokenizer.from_str(json.dumps(document)).pre_tokenizer
+    assert cut is not None
+    assert [word for word, _ in cut.pre_tokenize_str(text)] == words
 
 
 @pytest.mark.parametrize("files", ["directory", "gguf"])

@@ -1,4 +1,4 @@
-"""MXFP4 rows: decoded as the gguf package does, turned into Q8_0 without a loss."""
+"""MXFP4 rows: decoded as the gguf package does, turned into Q4_F without a loss."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def test_every_code_and_scale_is_what_the_gguf_package_says() -> None:
     np.testing.assert_array_equal(decoded(rows, TensorFormat.MXFP4), expected)
 
 
-def test_q8_0_has_the_same_weights_where_scales_are_float16() -> None:
+def test_q4_f_has_the_same_weights_where_scales_are_float16() -> None:
     rows = drawn(128 - 24, 128 + 12, rows=50)
-    made = convert_rows(rows, TensorFormat.MXFP4, TensorFormat.Q8_0, path=PATH, name="t")
+    made = convert_rows(rows, TensorFormat.MXFP4, TensorFormat.Q4_F, path=PATH, name="t")
     expected = decoded(rows, TensorFormat.MXFP4)
-    np.testing.assert_array_equal(decoded(made, TensorFormat.Q8_0), expected)
+    np.testing.assert_array_equal(decoded(made, TensorFormat.Q4_F), expected)
 
 
 def test_scales_beyond_float16_are_found_and_below_it_are_zeros() -> None:
     large = drawn(128 + 16, 128 + 17)
-    made = convert_rows(large, TensorFormat.MXFP4, TensorFormat.Q8_0, path=PATH, name="t")
-    assert not are_finite(made, TensorFormat.Q8_0)
+    made = convert_rows(large, TensorFormat.MXFP4, TensorFormat.Q4_F, path=PATH, name="t")
+    assert not are_finite(made, TensorFormat.Q4_F)
     small = drawn(80, 81)
-    made = convert_rows(small, TensorFormat.MXFP4, TensorFormat.Q8_0, path=PATH, name="t")
-    assert not decoded(made, TensorFormat.Q8_0).any()
+    made = convert_rows(small, TensorFormat.MXFP4, TensorFormat.Q4_F, path=PATH, name="t")
+    assert not decoded(made, TensorFormat.Q4_F).any()
 
 
 def test_a_scale_of_255_is_no_number() -> None:

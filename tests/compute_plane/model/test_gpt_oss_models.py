@@ -11,6 +11,7 @@ from gguf.constants import GGMLQuantizationType as GgmlType
 from compute_plane.executor import weight_formats
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.model import quantize
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.hf_config import read_hf_spec
 from compute_plane.model.json_file import JsonObject
@@ -19,6 +20,7 @@ from compute_plane.model.rope_scaling import YarnScaling, yarn_attention_factor
 from compute_plane.model.spec import Mixture
 from compute_plane.model.tensor import TensorFormat
 from kernels.reference.clamped_mul import LIMIT, SLOPE
+from kernels.reference.four_bit_floats import DOUBLED
 from tests.compute_plane.executor.tiny_llama import pool_for
 from tests.compute_plane.model.recorded_models import (
     BLOCK_SIZE,
@@ -214,12 +216,23 @@ def test_a_directory_that_lacks_all_of_a_layer_is_refused_by_name(tiny, tmp_path
         load_model(str(directory))
 
 
+def codes_as_bytes(rows: np.ndarray, out: np.ndarray) -> None:
+    """Turn rows of MXFP4 into rows of Q8_0, exactly."""
+    blocks, target = rows.reshape(-1, 17), out.reshape(-1, 34)
+    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    target[:, :2] = scales.astype(np.float16).view(np.uint8)
+    codes = np.concatenate((blocks[:, 1:] & 15, blocks[:, 1:] >> 4), axis=1)
+    target[:, 2:] = np.array(DOUBLED, np.int8)[codes].view(np.uint8)
+
+
 @pytest.mark.wide
 def test_codes_of_four_bits_give_on_the_cpu_what_the_same_weights_give_in_eight(
     published: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a server runs them: in float32 nothing is as it is stored."""
     model, found = load_model(str(published["directory"])), []
+    key = TensorFormat.MXFP4, TensorFormat.Q8_0
+    monkeypatch.setitem(quantize._CONVERSIONS, key, codes_as_bytes)
     for runs_as in (TensorFormat.Q4_F, TensorFormat.Q8_0):
         monkeypatch.setitem(weight_formats.OWN_FORMAT, TensorFormat.MXFP4, runs_as)
         packed = pack_weights(model.spec, model.source, "auto")

@@ -144,6 +144,15 @@ def test_a_multiplier_of_another_architecture_is_refused(tiny, tmp_path) -> None
         load_model(str(file))
 
 
+def test_queries_of_other_models_do_not_grow_as_in_transformers(tmp_path) -> None:
+    said = {"max_position_embeddings": 512, "num_hidden_layers": 3, "vocab_size": 300}
+    said |= {"hidden_size": 96, "intermediate_size": 64, "num_attention_heads": 8}
+    config = JsonObject(tmp_path, said | {"model_type": "llama", "rope_parameters": ROPE})
+    scaling = read_hf_spec(config, "m").rope_scaling
+    assert isinstance(scaling, YarnScaling)
+    assert scaling.query_growth == 0
+
+
 def test_queries_that_grow_without_yarn_are_refused(tiny, tmp_path) -> None:
     made = tiny.model(architecture="ministral3")
     rope = {"rope_type": "linear", "factor": 2.0, "llama_4_scaling_beta": 0.1}

@@ -148,14 +148,15 @@ def test_long_factors_of_a_gguf_file_are_read_with_what_goes_with_them(tiny, tmp
     assert spec.rope_scaling == LongRopeScaling((1.5,) * 8, 64, 1.25, long)
     assert spec.context_length == 64
     spec = load_model(str(path), long_context=True).spec
-    assert spec.rope_scaling == LongRopeScaling((3.0,) * 8, 64, 1.25)
+    assert spec.rope_scaling == LongRopeScaling((3.0,) * 8, 64, 1.25, is_long=True)
     assert spec.context_length == 512
 
 
 def test_who_does_not_ask_for_long_contexts_is_told_how_to(tiny, tmp_path):
     config = CONTEXTS["long factors"][0]
     path = str(tiny.directory(tmp_path / "m", phi3(tiny), config=config))
-    for asks, told in ((False, [("--long-context", 128, 512)]), (True, [])):
+    hint = "--long-context, and --max-model-len as long as they shall be"
+    for asks, told in ((False, [(hint, 128, 512)]), (True, [])):
         with capture_logs() as lines:
             load_model(path, long_context=asks)
         assert [
@@ -165,6 +166,21 @@ def test_who_does_not_ask_for_long_contexts_is_told_how_to(tiny, tmp_path):
     with capture_logs() as lines:
         assert load_model(plain, long_context=True).spec == load_model(plain).spec
     assert lines == []
+
+
+def test_a_long_context_may_have_a_window_that_a_short_one_does_not_fill(tiny, tmp_path):
+    config = CONTEXTS["long factors"][0] | {"sliding_window": 256}
+    path = str(tiny.directory(tmp_path / "m", phi3(tiny), config=config))
+    assert load_model(path).spec.window is None
+    spec = load_model(path, long_context=True).spec
+    assert (spec.context_length, spec.window) == (512, 256)
+    assert spec.way_of_turning == "/long-context"
+
+
+def test_where_no_context_is_longer_none_turns_otherwise(tiny, tmp_path):
+    config = CONTEXTS["long factors"][0] | {"original_max_position_embeddings": 512}
+    path = str(tiny.directory(tmp_path / "m", phi3(tiny), config=config))
+    assert load_model(path, long_context=True).spec == load_model(path).spec
 
 
 def test_long_contexts_that_the_files_do_not_know_are_refused(tiny, tmp_path):
