@@ -58,6 +58,7 @@ def test_kernels_of_long_names_are_told_apart_by_their_beginning():
     assert names == {"x" * LONGEST_NAME, "y"}
 
 
+@pytest.mark.wide
 def test_the_profiler_sees_what_runs_in_the_order_of_its_starts():
     torch = pytest.importorskip("torch")
     ones = torch.ones(64, 64)

@@ -139,7 +139,6 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
     assert names == {v.name for v in expected_ones if not getattr(v, "num_parts", 0)}
 
 
-@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("architecture", "pool_dtype"),
     [
@@ -147,9 +146,9 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
         pytest.param("llama", "int8", marks=pytest.mark.slow),
         pytest.param("llama", "float8", marks=pytest.mark.slow),
         pytest.param("qwen2", "bfloat16", marks=pytest.mark.slow),
-        ("qwen3", "int8"),
+        pytest.param("qwen3", "int8", marks=pytest.mark.wide),
         pytest.param("qwen3moe", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("gemma3", "bfloat16"),
+        pytest.param("gemma3", "bfloat16", marks=pytest.mark.wide),
         pytest.param("gemma3", "float8", marks=pytest.mark.slow),
         pytest.param("exaone4", "bfloat16", marks=pytest.mark.slow),
     ],

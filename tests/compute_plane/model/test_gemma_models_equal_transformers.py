@@ -64,7 +64,7 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
     return record(tiny, tmp_path_factory.mktemp("gemma"), made, SCALAR | config, keys)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("files", "target"), [("directory", CPU), ("gguf", CPU), ("directory", CUDA), ("gguf", CUDA)]
 )

@@ -43,7 +43,7 @@ def most_for_a_product(variant):
     return MOST_WITH_8_BITS_AT_256 if is_wide else MOST_FOR_A_PRODUCT
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize("variant", [DECODE, PREFILL, *WINDOWS], ids=lambda variant: variant.name)
 def test_compiled_attention_gives_what_the_specification_says(variant):
     for case in draw_cases(variant):
