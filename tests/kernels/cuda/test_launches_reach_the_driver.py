@@ -29,9 +29,9 @@ pointers = (0x7F0000000100, 0x7F0000000200, 0, 0x7F0000000300)
 norm = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 8 4 8 8 8 8")
 norm.launch((7, 1, 1), 0x7FFF12345678, *pointers, 2**47, 1e-5, *fetched)
 print(norm.attributes())
-product = LoadedKernel(QuantizedMatmulVariant("Q4_0", "bfloat16", 8), b"8 8 8 8 8 8 4 8")
-product.launch((1, 2, 3), 0, 1, 2, 3, 2**40, -1, 5, -6, 7)
-product.launch((0, 2, 3), 0, 1, 2, 3, 4, 4, 5, 6, 7)
+product = LoadedKernel(QuantizedMatmulVariant("Q4_0", "bfloat16", 8), b"8 8 8 8 8 8 4 8 8")
+product.launch((1, 2, 3), 0, 1, 2, 3, 2**40, -1, 5, -6, 7, 2**45)
+product.launch((0, 2, 3), 0, 1, 2, 3, 4, 4, 5, 6, 7, 8)
 early = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 8 4 8 8 8 8", begins_early=True)
 for tokens in 7, 8:
     early.launch((tokens, 1, 1), 0x7FFF12345678, *pointers, tokens, 1e-5, *fetched)
@@ -87,7 +87,7 @@ def test_grid_block_stream_and_every_argument_arrive_as_the_kernel_takes_them(li
         f"launch 0x2222 grid 1 2 3 {block.format(256)} {rest.format('(nil)')}",
         *(struct.pack("<q", value).hex() for value in (1, 2, 3, 2**40, -1, 5)),
         struct.pack("<i", -6).hex(),
-        struct.pack("<q", 7).hex(),
+        *(struct.pack("<q", value).hex() for value in (7, 2**45)),
         "function rms_norm_add_float32_e256 of 0x1111",
         *(line for tokens in (7, 8) for line in early_launch(tokens)),
     ]
