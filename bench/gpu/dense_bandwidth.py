@@ -186,11 +186,11 @@ class Problem:
         grid = shape.variant.grid(*sizes)
         out, x, norm = (tensor.data_ptr() for tensor in (self.out, self.x, self.norm))
         pointers = [weights.data_ptr() for weights in self.matrices[matrices]]
+        width = shape.num_outputs
 
         def visit() -> None:
             stream = current_stream(self.x.device.type)
             for weights in pointers:
-                width = shape.num_outputs
                 kernel.launch(grid, stream, out, x, weights, norm, *sizes, width, EPS, x)
 
         return visit

@@ -13,14 +13,13 @@
 
 So it is on the CPU engine (`compute_plane.executor.weight_formats`, ADR 0008), but that there the
 formats of five and six bits and the K-quants have kernels of their own (ADR 0028), and MXFP4 has
-float16 scales; that a step on
-the device has one dtype, and matrices that are not quantised have it too; that zero points stay
-what they are; and that a matrix whose columns are sorted stays quantised, for its rows are sorted
-likewise (`matrices.project`), those of `down` before any step: gate and up have their outputs in
-its order. Scales are kept once for the largest span there is a layout for
-(`kernels.cuda.quantized_formats`) that the file's groups fill. A plan is made from the files'
-headers, so that what does not fit is refused before any weight is read; then each matrix goes from
-the file to the device by itself, and the host never holds the whole model.
+float16 scales; that a step on the device has one dtype, and matrices that are not quantised have it
+too; that zero points stay what they are; and that a matrix whose columns are sorted stays
+quantised, for its rows are sorted likewise (`matrices.project`), those of `down` before any step:
+gate and up have their outputs in its order. Scales are kept once for the largest span there is a
+layout for (`kernels.cuda.quantized_formats`) that the file's groups fill. A plan is made from the
+files' headers, so that what does not fit is refused before any weight is read; then each matrix
+goes from the file to the device by itself, and the host never holds the whole model.
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ class QuantizedUses:
 
     `layers`, `lm_head`, `embedding`: labels of formats, by where they occur; `gates`: of those of
     layers that have a gate and what it gates in turns, mixtures' too; `biased`: of those that one
-    bias is added to, mixtures' not. `num_outputs`,
-    `num_weights`: of the largest matrix that rows are multiplied with.
+    bias is added to, mixtures' not. `num_outputs`, `num_weights`: of the largest matrix that rows
+    are multiplied with.
     """
 
     layers: frozenset[str] = frozenset()

@@ -52,14 +52,18 @@ def read_windows(
     if model_type == QWEN3_MOE and config.boolean("use_sliding_window"):
         return _window(config, SLIDING_WINDOW), range(num_layers)
     if model_type == GEMMA3:
-        return _window(config, SLIDING_WINDOW), _layers_of_gemma(config, num_layers)
+        return _window(config, SLIDING_WINDOW), _layers_of_pattern(
+            config, GEMMA3_PERIOD, num_layers
+        )
     if model_type == GPT_OSS:
         named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
         if named is None:
             named = layers_of_period(GPT_OSS_PERIOD, num_layers)
         return _window(config, GPT_OSS_WINDOW), named
     if model_type == EXAONE4:
-        return _window(config, SLIDING_WINDOW), _layers_of_exaone(config, num_layers)
+        return _window(config, SLIDING_WINDOW), _layers_of_pattern(
+            config, EXAONE4_PERIOD, num_layers
+        )
     if model_type not in OF_LAYERS or not config.boolean("use_sliding_window"):
         return None, ()
     window = _window(config, None if model_type == SMOLLM3 else SLIDING_WINDOW)
@@ -89,32 +93,24 @@ def layers_of_type(config: JsonObject, kind: str, num_layers: int) -> list[int] 
     return [layer for layer, each in enumerate(kinds) if each == kind]
 
 
-def _layers_of_gemma(config: JsonObject, num_layers: int) -> list[int]:
+def _layers_of_pattern(config: JsonObject, period: int, num_layers: int) -> list[int]:
+    """Return the layers that `layer_types` names, or else those of a pattern.
+
+    A number: the last of so many has no window, `period` where nothing is said. Or letters, such as
+    LLLG, G being a layer without; the last of all has none then.
+    """
     named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
-    period = config.integer("sliding_window_pattern", GEMMA3_PERIOD)
+    pattern = config.raw("sliding_window_pattern")
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        layers = [at for at in range(num_layers - 1) if pattern[at % len(pattern)] == "L"]
+        return layers if named is None else named
+    given = config.optional_integer("sliding_window_pattern")
+    period = period if given is None else given
     if period < 1:
         raise ModelFileError(
             config.path, f"sliding_window_pattern must be at least 1, got {period}"
         )
     return layers_of_period(period, num_layers) if named is None else named
-
-
-def _layers_of_exaone(config: JsonObject, num_layers: int) -> Collection[int]:
-    """Return the layers of `layer_types`, or of a pattern: 4, or LLLG, where the last has none."""
-    named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
-    pattern = config.raw("sliding_window_pattern")
-    if named is not None:
-        return named
-    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
-        local = [layer for layer in range(num_layers) if pattern[layer % len(pattern)] == "L"]
-        return [layer for layer in local if layer < num_layers - 1]
-    period = config.optional_integer("sliding_window_pattern")
-    period = EXAONE4_PERIOD if period is None else period
-    if period < 1:
-        raise ModelFileError(
-            config.path, f"sliding_window_pattern must be at least 1, got {period}"
-        )
-    return layers_of_period(period, num_layers)
 
 
 def _window(config: JsonObject, default: int | None) -> int | None:

@@ -28,7 +28,7 @@ from kernels.cuda.four_bit_floats import (
 from kernels.cuda.instructions.emit import F32, I32, Emitter, Intrinsic, Value, instruction
 
 UNITS = {"bfloat16": ("bf16x2", 0x7E807E80), "float16": ("f16x2", 0x74007400)}
-"""PTX's word for two floats of a dtype, and twice what takes the unit off: 2¹²⁶, 2¹⁴."""
+"""PTX's word for two floats of a dtype, and in both halves what takes the unit off: 2¹²⁶, 2¹⁴."""
 MINUS_ZEROS = 0x80008000
 UP_BY_THREE = 7
 
