@@ -22,7 +22,7 @@ from torch import Tensor
 from compute_plane.cuda.build import build_on, planned_weights
 from compute_plane.cuda.drivers import CpuDriver, Event, Graph
 from compute_plane.cuda.kernel_operations import KernelOperations
-from compute_plane.cuda.operations import LogprobColumns, LogprobOutputs, SamplingColumns
+from compute_plane.cuda.operands import LogprobColumns, LogprobOutputs, SamplingColumns
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from kernels.cuda.launch import SUCCESS, BoundLaunch, LoadedKernel
 from kernels.cuda.variant import Variant

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from compute_plane.cuda.operations import PrefillRows
+from compute_plane.cuda.operands import PrefillRows
 from compute_plane.executor.interface import BoolArray, ExecutionBatch
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
 from kernels.cuda.attention_tiles import plan_tiles

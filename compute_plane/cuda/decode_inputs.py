@@ -22,7 +22,7 @@ import torch
 
 from compute_plane.cuda.batch_layout import StepTensors
 from compute_plane.cuda.columns import ALIGNMENT, Layout
-from compute_plane.cuda.operations import PADDING_SLOT
+from compute_plane.cuda.operands import PADDING_SLOT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,7 +27,7 @@ from compute_plane.cuda.decode_graphs import LADDER
 from compute_plane.cuda.decode_inputs import HostRows
 from compute_plane.cuda.decode_wants import NOT_RAGGED, DecodeWants, Ragged, keys_of
 from compute_plane.cuda.masks import have_masks
-from compute_plane.cuda.operations import MAX_LOGPROBS
+from compute_plane.cuda.operands import MAX_LOGPROBS
 from compute_plane.cuda.sampling_step import GroupWork, results_layout
 from compute_plane.executor.decode_checks import DecodeChecks
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput

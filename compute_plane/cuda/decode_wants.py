@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.cuda.block_pools import plan_copies
-from compute_plane.cuda.operations import DrawNeeds
+from compute_plane.cuda.operands import DrawNeeds
 from compute_plane.cuda.sampling_columns import (
     NO_HISTORY,
     GroupPlan,

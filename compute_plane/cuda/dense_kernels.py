@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from compute_plane.cuda.launchers import Launcher
-    from compute_plane.cuda.operations import Around, Writes
+    from compute_plane.cuda.operands import Around, Writes
     from compute_plane.model.spec import ModelSpec
     from kernels.cuda.variant import Variant
 

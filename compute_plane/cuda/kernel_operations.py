@@ -1,6 +1,7 @@
 """The operations of a CUDA device: each a launch of a kernel of `kernels.cuda`, or several.
 
-What is quantised has its own file, `quantized_kernels`, and so have the logits, `logits_kernels`.
+What is quantised has its own file, `quantized_kernels`, and so have what reads and writes the pool,
+`attention_kernels`, and the logits, `logits_kernels`.
 
 What a kernel needs beside its tensors is made here: strides, grids, scratch memory. Scratch comes
 from torch's allocator at every call; in a captured graph it is the graph's own.
@@ -8,36 +9,25 @@ from torch's allocator at every call; in a captured graph it is the graph's own.
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.attention_kernels import AttentionKernels
 from compute_plane.cuda.dense_kernels import DenseKernels, num_product_parts
 from compute_plane.cuda.expert_kernels import NO_EXPERTS, ExpertKernels
 from compute_plane.cuda.logits_kernels import LogitsKernels
 from compute_plane.cuda.matrices import QuantizedMatrix
-from compute_plane.cuda.operations import (
-    PLAIN,
-    UNCHANGED,
+from compute_plane.cuda.operands import (
     AdjustColumns,
     Around,
-    HeadChanges,
-    LayerAttention,
     LogprobColumns,
     LogprobOutputs,
-    PrefillRows,
     SamplingColumns,
 )
 from compute_plane.cuda.quantized_kernels import UNQUANTISED, QuantizedKernels
 from compute_plane.errors import DeviceUnavailableError
-from compute_plane.model.rope import query_growth
-from kernels.cuda.attention_chunks import num_tickets
-from kernels.cuda.attention_decode import DecodeVariant
-from kernels.cuda.attention_prefill import PrefillVariant
-from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import UnsupportedVariantError
@@ -45,7 +35,6 @@ from kernels.cuda.fetched_weights import NOTHING, FetchPlan
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.quantized_kv import POOL_DTYPES
 from kernels.cuda.rms_norm import PARTS, RmsNormVariant
-from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.weight_search import MAX_VOCAB
 
 if TYPE_CHECKING:
@@ -94,7 +83,6 @@ class KernelOperations:
                 f"{beside or 'none'} only, got {dtype}",
                 field="kv_cache_dtype",
             )
-        group = spec.num_heads // spec.num_kv_heads
         try:
             self._embedding = EmbeddingVariant(dtype)
             self._embedding.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take
@@ -110,25 +98,7 @@ class KernelOperations:
                 num_parts: RmsNormVariant(dtype, spec.hidden_size, num_parts=num_parts, **of_norms)
                 for num_parts in ((0,) if dtype == "float32" else (0, *PARTS))
             }
-            self._rope = RopeWriteKvVariant(
-                dtype,
-                spec.head_dim,
-                block_size,
-                kv_dtype,
-                spec.has_qkv_bias,
-                spec.has_head_norms,
-                has_float32_norms and spec.has_head_norms,
-                query_growth(spec) is not None,
-            )
-            # By whether a layer has a window, of those that there are.
-            shape = (dtype, spec.head_dim, group, block_size, kv_dtype)
-            windows = {spec.window_of(layer) for layer in range(spec.num_layers)}
-            kinds = sorted({window is not None for window in windows})
-            sinks = spec.has_sinks
-            self._decode = {kind: DecodeVariant(*shape, kind, sinks) for kind in kinds}
-            self._prefill = {kind: PrefillVariant(*shape, kind, sinks) for kind in kinds}
-            # Asked for in each layer of a step that no graph holds; the same for both kinds.
-            self._plan_decode = lru_cache(maxsize=64)(self._decode[kinds[0]].plan)
+            self._attention = AttentionKernels(launcher, spec, dtype, block_size, kv_dtype)
             gate = spec.activation if spec.mixture is None else None
             self._quantized = QuantizedKernels(launcher, dtype, quantized, gate)
             self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
@@ -139,29 +109,26 @@ class KernelOperations:
             raise DeviceUnavailableError(
                 f"device: the kernels do not take this model: {error}", field=error.field
             ) from error
-        self._scale_log2e = LOG2_E / math.sqrt(spec.head_dim)
-        # Attention leaves them as zeros, and a graph's launches have them for good.
-        self._tickets = torch.zeros(
-            num_tickets(launcher.num_multiprocessors), dtype=torch.int32, device=launcher.device
-        )
         self._copy = CopyBlocksVariant()
         self._logits = LogitsKernels(launcher)
+        self.rope_write_kv = self._attention.rope_write_kv
+        self.attention_decode = self._attention.attention_decode
+        self.attention_prefill = self._attention.attention_prefill
         launcher.prepare(self.variants)
 
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
         return [
-            self._embedding, *self._gate.values(), self._norm,
-            *self._add_norms.values(), self._rope,
-            *self._decode.values(), *self._prefill.values(), self._copy, *self._logits.variants,
+            self._embedding, *self._gate.values(), self._norm, *self._add_norms.values(),
+            *self._attention.variants, self._copy, *self._logits.variants,
             *self._quantized.variants, *self._dense.variants, *self.experts.variants,
         ]  # fmt: skip
 
     @property
     def tile_tokens(self) -> int:
         """Query tokens of a prefill tile."""
-        return next(iter(self._prefill.values())).tile_tokens
+        return self._attention.tile_tokens
 
     # --- the layers ---
 
@@ -238,103 +205,6 @@ class KernelOperations:
         grid = variant.grid(len(out), fetched)
         self._launcher.launch(variant, grid, out, residual, x, *weights, eps, *following)
 
-    def rope_write_kv(
-        self,
-        out: Tensor,
-        pool: Tensor,
-        layer: int,
-        qkv: Tensor,
-        angles: tuple[Tensor, Tensor],
-        positions: Tensor,
-        kv_slots: Tensor,
-        changes: HeadChanges = UNCHANGED,
-    ) -> None:
-        """Rotate the queries, write keys and values; a variant does not touch what it has not."""
-        num_tokens, num_heads, _ = out.shape
-        num_kv_heads = pool.shape[3]
-        self._launcher.launch(
-            self._rope,
-            self._rope.grid(num_tokens, num_heads, num_kv_heads),
-            out,
-            pool,
-            qkv,
-            *angles,
-            positions,
-            kv_slots,
-            num_heads,
-            num_kv_heads,
-            *layer_strides(pool, layer),
-            out if changes.bias is None else changes.bias,
-            *(changes.norms or (out, out)),
-            changes.eps,
-            *(changes.growth or (angles[0], 1)),
-        )
-
-    def attention_decode(
-        self,
-        out: Tensor,
-        query: Tensor,
-        pool: Tensor,
-        layer: int,
-        block_tables: Tensor,
-        seq_lens: Tensor,
-        longest: int,
-        own: LayerAttention = PLAIN,
-    ) -> None:
-        """Attend with one token a row; some or all are split where that fills the device."""
-        plan = self._plan_decode(
-            query.shape[0], pool.shape[3], longest, self._launcher.num_multiprocessors, own.window
-        )
-        partials = torch.empty(plan.num_partials, dtype=torch.float32, device=query.device)
-        self._launcher.launch(
-            self._decode[own.window is not None],
-            plan.grid,
-            out,
-            query,
-            pool,
-            block_tables,
-            seq_lens,
-            partials,
-            self._tickets,
-            plan.split_rows,
-            self._scale_log2e,
-            query.stride(0),
-            block_tables.shape[1],
-            *layer_strides(pool, layer),
-            NO_WINDOW if own.window is None else own.window,
-            out if own.sinks is None else own.sinks,
-        )
-
-    def attention_prefill(
-        self,
-        out: Tensor,
-        query: Tensor,
-        pool: Tensor,
-        layer: int,
-        rows: PrefillRows,
-        own: LayerAttention = PLAIN,
-    ) -> None:
-        """Attend with the last tokens of each row, tile by tile."""
-        variant = self._prefill[own.window is not None]
-        self._launcher.launch(
-            variant,
-            variant.grid(pool.shape[3], len(rows.tile_rows)),
-            out,
-            query,
-            pool,
-            rows.block_tables,
-            rows.seq_lens,
-            rows.cu_query_lens,
-            rows.tile_rows,
-            rows.tile_tokens,
-            self._scale_log2e,
-            query.stride(0),
-            rows.block_tables.shape[1],
-            *layer_strides(pool, layer),
-            NO_WINDOW if own.window is None else own.window,
-            out if own.sinks is None else own.sinks,
-        )
-
     def gate_mul(
         self,
         out: Tensor,
@@ -385,13 +255,3 @@ class KernelOperations:
     def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
         """Record the launches."""
         return self._launcher.record(work)
-
-
-def layer_strides(pool: Tensor, layer: int) -> tuple[int, int, int]:
-    """Return a kernel's way to a layer of the pool, in elements.
-
-    From block to block, to the layer's keys, to its values (drawn in `attention_decode`).
-    """
-    block, of_layer, of_values, *_ = pool.stride()
-    keys = layer * of_layer
-    return block, keys, keys + of_values

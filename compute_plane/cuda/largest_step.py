@@ -21,7 +21,7 @@ from compute_plane.cuda.decode_wants import ROOM
 from compute_plane.cuda.embeddings import largest_embedding_columns, run_embeddings
 from compute_plane.cuda.host_layers import rows_for_the_host
 from compute_plane.cuda.model import LlamaModel
-from compute_plane.cuda.operations import MAX_LOGPROBS, PADDING_SLOT
+from compute_plane.cuda.operands import MAX_LOGPROBS, PADDING_SLOT
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS, plan_sampling
 from compute_plane.cuda.sampling_step import results_layout, run_group
 from compute_plane.cuda.staging import StagingRing

@@ -42,7 +42,7 @@ from compute_plane.cuda.matrices import (
     project,
 )
 from compute_plane.cuda.next_product import NextProduct
-from compute_plane.cuda.operations import Around, Writes
+from compute_plane.cuda.operands import Around, Writes
 
 if TYPE_CHECKING:
     from compute_plane.cuda.matrices import Projection

@@ -22,7 +22,7 @@ from kernels.cuda.weight_search import ROW_BINS
 
 if TYPE_CHECKING:
     from compute_plane.cuda.launchers import Launcher
-    from compute_plane.cuda.operations import (
+    from compute_plane.cuda.operands import (
         AdjustColumns,
         LogprobColumns,
         LogprobOutputs,

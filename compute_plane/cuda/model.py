@@ -22,7 +22,7 @@ from torch import Tensor
 
 from compute_plane.cuda.expert_products import ExpertProducts
 from compute_plane.cuda.layer_products import Hidden, LayerProducts, normed_rows
-from compute_plane.cuda.operations import HeadChanges, LayerAttention
+from compute_plane.cuda.operands import HeadChanges, LayerAttention
 from compute_plane.cuda.weights import DeviceMlp
 from compute_plane.model.rope import (
     attention_factors,

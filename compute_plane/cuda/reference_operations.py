@@ -16,7 +16,7 @@ from torch import Tensor
 
 from compute_plane.cuda.dense_kernels import MOST_ROWS
 from compute_plane.cuda.matrices import QuantizedMatrix, dense_product
-from compute_plane.cuda.operations import (
+from compute_plane.cuda.operands import (
     PLAIN,
     UNCHANGED,
     AdjustColumns,

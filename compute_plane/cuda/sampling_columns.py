@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.cuda.masks import mask_columns
-from compute_plane.cuda.operations import MAX_LOGPROBS, DrawNeeds
+from compute_plane.cuda.operands import MAX_LOGPROBS, DrawNeeds
 from compute_plane.executor.interface import (
     ExecutionBatch,
     Int32Array,

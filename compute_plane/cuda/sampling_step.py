@@ -15,7 +15,7 @@ import torch
 from compute_plane.cuda.columns import Layout
 from compute_plane.cuda.embeddings import RESULT
 from compute_plane.cuda.masks import apply_masks
-from compute_plane.cuda.operations import (
+from compute_plane.cuda.operands import (
     MAX_LOGPROBS,
     AdjustColumns,
     LogprobColumns,
@@ -27,7 +27,8 @@ from compute_plane.cuda.sampling_columns import DRAW_TYPES
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from compute_plane.cuda.operations import DeviceOperations, DrawNeeds
+    from compute_plane.cuda.operands import DrawNeeds
+    from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.sampling_columns import GroupPlan, SamplingPlan
 
 PENALTY_COLUMNS: Final = (

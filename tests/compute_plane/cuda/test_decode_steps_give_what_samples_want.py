@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compute_plane.cuda.decode_wants import ROOM
-from compute_plane.cuda.operations import DrawNeeds
+from compute_plane.cuda.operands import DrawNeeds
 from compute_plane.executor.interface import BlockCopy, LogitBias, Penalties, SamplingRow
 from compute_plane.executor.step import SamplingKey, StepBatch, StepResult
 from tests.compute_plane.cuda.drawn_steps import (

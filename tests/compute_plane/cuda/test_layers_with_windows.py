@@ -10,7 +10,7 @@ import torch
 
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.kernel_operations import KernelOperations
-from compute_plane.cuda.operations import LayerAttention
+from compute_plane.cuda.operands import LayerAttention
 from compute_plane.executor.interface import GPUExecutor
 from compute_plane.model.spec import ModelSpec
 from kernels.cuda.attention_chunks import TILE_TOKENS

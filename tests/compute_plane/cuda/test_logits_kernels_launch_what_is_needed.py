@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compute_plane.cuda.logits_kernels import LogitsKernels
-from compute_plane.cuda.operations import DrawNeeds, SamplingColumns
+from compute_plane.cuda.operands import DrawNeeds, SamplingColumns
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.sampling_columns import needs_of
 from compute_plane.executor.interface import SamplingRow

@@ -14,7 +14,7 @@ from compute_plane.cuda.dense_kernels import MOST_ROWS, DenseKernels, num_produc
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.matrices import DenseMatrix, Projection, QuantizedMatrix
 from compute_plane.cuda.next_product import NextProduct
-from compute_plane.cuda.operations import Around
+from compute_plane.cuda.operands import Around
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from kernels.cuda.dense_matmul import columns_of, normalises
 from kernels.cuda.quantized_formats import GATE_TURN, packed_bytes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compute_plane.cuda.operations import LayerAttention, PrefillRows
+from compute_plane.cuda.operands import LayerAttention, PrefillRows
 from compute_plane.cuda.reference_blocks import floats
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from kernels.reference.paged_attention import paged_attention

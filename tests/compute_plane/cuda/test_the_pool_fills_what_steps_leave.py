@@ -17,7 +17,7 @@ from compute_plane.cuda.decode_wants import ROOM
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.largest_step import StepSizes, largest_batch, run_largest_step
 from compute_plane.cuda.layer_products import Hidden
-from compute_plane.cuda.operations import MAX_LOGPROBS, DrawNeeds
+from compute_plane.cuda.operands import MAX_LOGPROBS, DrawNeeds
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.sampling_columns import needs_of
 from compute_plane.cuda.staging import FIRST_BYTES

@@ -1,0 +1,169 @@
+"""What the operations of a device are given beside tensors of their own (`operations`).
+
+Array letters are those of `compute_plane.cuda.operations`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from torch import Tensor
+
+MAX_LOGPROBS: Final = 20
+"""Most likely tokens listed beside one: the width of the arrays they are written to."""
+PADDING_SLOT: Final = -1
+"""Stands for the slot of a token whose keys and values are not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """Rows of several query tokens, which are the last of each row's tokens.
+
+    `block_tables`: int32 [S, M], read up to the block of the row's last token. `seq_lens`: int32
+    [S]. `cu_query_lens`: int32 [S + 1], row s has the tokens cu_query_lens[s] to …[s + 1] − 1.
+    `tile_rows`, `tile_tokens`: int32 [tiles], the plan of the launch in tiles of
+    `DeviceOperations.tile_tokens` (`kernels.cuda.attention_tiles`).
+    """
+
+    block_tables: Tensor
+    seq_lens: Tensor
+    cu_query_lens: Tensor
+    tile_rows: Tensor
+    tile_tokens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadChanges:
+    """What becomes of heads but for their rotation; `kernels.reference.rope`. None: nothing.
+
+    `bias`: [(H + 2·G)·D]. `norms`: of query heads and of key heads, [D] each; `eps`: of both.
+    `growth`: factors, float32 [n], of queries at positions from i · length on, and that length.
+    Whether there are any is the same in all layers of a model.
+    """
+
+    bias: Tensor | None = None
+    norms: tuple[Tensor, Tensor] | None = None
+    eps: float = 0.0
+    growth: tuple[Tensor, int] | None = None
+
+
+UNCHANGED: Final = HeadChanges()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """What attention of a layer has of its own; `kernels.reference.paged_attention`. None: nothing.
+
+    `window`: tokens that a query sees, the last ones up to its own, at least 1. `sinks`: float32
+    [H], a score of each head that no token has; all layers of a model have them, or none.
+    """
+
+    window: int | None = None
+    sinks: Tensor | None = None
+
+
+PLAIN: Final = LayerAttention()
+
+
+Writes: TypeAlias = Literal["rounded", "float32", "added", "gated"]
+"""What becomes of a product; `kernels.cuda.dense_matmul`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a layer does before and after a product.
+
+    `norm`: weights [K] of x's normalisation, with `eps`; None: x is multiplied as it is. `bias`:
+    [N], of a product that is "added", in models that have one there.
+    """
+
+    norm: Tensor | None = None
+    eps: float = 0.0
+    writes: Writes = "rounded"
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdjustColumns:
+    """Logit bias and penalties of K samples; `kernels.reference.logit_adjustments`.
+
+    `logits_rows`: int32 [K]. `bias_starts`: int32 [K + 1], where each sample's biases begin in
+    `bias_tokens` (int32) and `bias_values` (float32). `repetition_penalties`, `presence_penalties`,
+    `frequency_penalties`: float32 [K]. A sample's history is history[history_starts[k] … +
+    history_lengths[k] − 1], its first `num_prompts[k]` tokens of the prompt; `history_starts` is
+    int64 [K], the others int32 [K]; the length is 0 where no penalty is on.
+    """
+
+    logits_rows: Tensor
+    bias_starts: Tensor
+    bias_tokens: Tensor
+    bias_values: Tensor
+    repetition_penalties: Tensor
+    presence_penalties: Tensor
+    frequency_penalties: Tensor
+    history_starts: Tensor
+    history_lengths: Tensor
+    num_prompts: Tensor
+    history: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DrawNeeds:
+    """What some of K samples need, as the host knows it: what nobody needs is not launched.
+
+    `draws`: a temperature that is not 0. `cuts`: top-k or top-p besides.
+    """
+
+    draws: bool = True
+    cuts: bool = True
+
+
+EVERYTHING: Final = DrawNeeds()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """How K tokens are drawn; `kernels.reference.sampling`.
+
+    `logits_rows`: int32 [K], several samples may share a row. `inverse_temperatures`: float64 [K],
+    `kernels.reference.sampling.inverse(temperature)`, 0 for greedy. `top_ks`: int32, 0 keeps all.
+    `top_ps`, `min_ps`: float64. `seeds`: int64, the bits of an unsigned number. `sample_indexes`:
+    int32. `positions`: int64. `needs`: what these need, or more.
+    """
+
+    logits_rows: Tensor
+    inverse_temperatures: Tensor
+    top_ks: Tensor
+    top_ps: Tensor
+    min_ps: Tensor
+    seeds: Tensor
+    sample_indexes: Tensor
+    positions: Tensor
+    needs: DrawNeeds = EVERYTHING
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """Whose log-probabilities are wanted, K of them; `kernels.reference.logprobs`.
+
+    `logits_rows`, `tokens`: int32 [K]. `num_logprobs`: int32 [K], how many most likely tokens are
+    listed, at most `MAX_LOGPROBS`; a negative number: nothing is written at all.
+    """
+
+    logits_rows: Tensor
+    tokens: Tensor
+    num_logprobs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobOutputs:
+    """`token_logprobs`: float32 [K]; `top_tokens` int32, `top_logprobs` float32 [K, MAX_LOGPROBS].
+
+    Of the last two the first min(num_logprobs, V) of a sample are written. A row with a logit that
+    is not finite gives NaN, and tokens 0.
+    """
+
+    token_logprobs: Tensor
+    top_tokens: Tensor
+    top_logprobs: Tensor
