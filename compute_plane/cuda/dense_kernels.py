@@ -139,6 +139,6 @@ def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int]]:
     """Yield what becomes of each product of a model, and its outputs."""
     yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     yield "rounded" if spec.has_output_norms else "added", spec.hidden_size
-    if spec.mixture is None:
-        yield "gated", spec.intermediate_size
+    for size in sorted(spec.common_mlp_sizes):
+        yield "gated", size
     yield "float32", spec.vocab_size

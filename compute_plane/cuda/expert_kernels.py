@@ -83,7 +83,11 @@ class ExpertKernels:
         self._has_grouped = has_grouped_products(launcher.device, DTYPES[dtype])
         self._logits = {tokens: RouterLogitsVariant(dtype, tokens, biased) for tokens in TOKENS}
         self._route = RouteExpertsVariant(
-            mixture.num_experts, self._count, mixture.normalises_weights
+            mixture.num_experts,
+            self._count,
+            mixture.normalises_weights,
+            mixture.scores,
+            mixture.corrects_choice,
         )
         self._add = AddExpertsVariant(dtype, self._count)
         self._add.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take
@@ -124,7 +128,7 @@ class ExpertKernels:
         tile_pairs = tile_pairs_of(num_pairs, experts)
         num_tiles = most_tiles(num_pairs, num_experts, tile_pairs)
         if not self._route.takes(num_tokens):
-            chosen, weights = choose(logits, mixture)
+            chosen, weights = choose(logits, mixture, experts.correction)
             order, counts = sort_pairs(chosen, num_experts)
             tiles = cut_into_tiles(counts, tile_pairs, num_tiles)
             return Routing(weights.contiguous(), order.to(torch.int32), tiles, tile_pairs)
@@ -144,6 +148,8 @@ class ExpertKernels:
             num_tokens,
             tile_pairs.bit_length() - 1,
             num_tiles,
+            logits if experts.correction is None else experts.correction,
+            mixture.weight_scale,
         )
         return routing
 

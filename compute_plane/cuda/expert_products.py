@@ -5,7 +5,7 @@ Few tokens:
     norm ─→ router ─→ choose, sort ─→ gate, up ─→ SiLU · up ─→ down ─→ weighed, added
 
 each a launch of a kernel of `expert_operations`, biases in it; gate, up and SiLU are one where they
-are one stack. Many:
+are one stack. What all tokens go through besides comes before that, as one MLP would. Many:
 
     norm ─→ router, top k, softmax ─→ rows sorted by expert ─→ gate, up ─→ SiLU · up ─→ down ─→ added
 
@@ -27,7 +27,12 @@ from torch.nn import functional
 from compute_plane.cuda.matrices import project
 
 if TYPE_CHECKING:
-    from compute_plane.cuda.experts import DeviceExperts, ExpertBiases, ExpertMatrices
+    from compute_plane.cuda.experts import (
+        DeviceExperts,
+        ExpertBiases,
+        ExpertMatrices,
+        SharedExperts,
+    )
     from compute_plane.cuda.layer_products import Hidden, LayerProducts
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.model.spec import Mixture, ModelSpec
@@ -83,17 +88,28 @@ def router_logits(x: Tensor, router: Tensor, biases: ExpertBiases | None = None)
     return logits if biases is None else logits.add_(biases.router)
 
 
-def choose(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+def choose(
+    logits: Tensor, mixture: Mixture, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return each token's experts [T, C], the likeliest first, and their weights, float32 [T, C].
 
-    `logits`: [T, E]. Specification: `kernels.reference.mixture.route`.
+    `logits`: [T, E]. `correction`: [E]. Specification: `kernels.reference.mixture.route`.
     """
-    ordered, numbers = logits.sort(dim=1, descending=True, stable=True)
-    count = mixture.experts_per_token
-    taken, chosen = ordered[:, :count], numbers[:, :count]
-    if mixture.normalises_weights:
-        return chosen, taken.softmax(dim=1)
-    return chosen, logits.softmax(dim=1).gather(1, chosen)
+    is_sigmoid, count = mixture.scores == "sigmoid", mixture.experts_per_token
+    is_needed = is_sigmoid or correction is not None or not mixture.normalises_weights
+    scores = logits
+    if is_needed:
+        scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=1)
+    ranks = logits if correction is None else scores + correction
+    ordered, numbers = ranks.sort(dim=1, descending=True, stable=True)
+    chosen = numbers[:, :count]
+    if not is_needed:
+        weights = ordered[:, :count].softmax(dim=1)
+    else:
+        weights = scores.gather(1, chosen)
+        if mixture.normalises_weights:
+            weights = weights / weights.sum(dim=1, keepdim=True)
+    return chosen, weights if mixture.weight_scale == 1 else weights * mixture.weight_scale
 
 
 def sort_pairs(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -119,11 +135,26 @@ class ExpertProducts:
     def add(self, hidden: Hidden, norm: Tensor, experts: DeviceExperts) -> None:
         """Normalise, and add what the experts give to the residual stream. `norm`: [hidden]."""
         x = self._products.normalised(hidden, norm)
+        if experts.shared is not None:
+            self._add_shared(hidden, norm, x, experts.shared)
         if self._operations.experts.takes(len(x), experts):
             self._add_at_once(hidden.residual, x, experts)
             return
         pieces = [self._given(piece, experts) for piece in x.split(PIECE_TOKENS)]
-        hidden.added = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        given = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if hidden.added is None:
+            hidden.added = given
+        else:
+            beside = hidden.added if hidden.added.dim() == given.dim() else hidden.added[0]
+            beside.add_(given)
+
+    def _add_shared(self, hidden: Hidden, norm: Tensor, x: Tensor, shared: SharedExperts) -> None:
+        """Add what all tokens go through. `x`: normalised rows."""
+        gated = self._products.gated(hidden, norm, shared.gate_up, shared.down, x)
+        if shared.gate is not None:
+            # What multiplies all that comes out may as well multiply what goes in.
+            gated.mul_(torch.mm(x.float(), shared.gate.t()).sigmoid_())
+        self._products.add(hidden, gated, shared.down)
 
     def _add_at_once(self, residual: Tensor, x: Tensor, experts: DeviceExperts) -> None:
         """Add what the experts of all tokens give."""
@@ -157,7 +188,8 @@ class ExpertProducts:
         """Return what the experts of some tokens give together, [T, hidden]."""
         mixture = self._mixture
         count = mixture.experts_per_token
-        chosen, weights = choose(router_logits(x, experts.router, experts.biases), mixture)
+        logits = router_logits(x, experts.router, experts.biases)
+        chosen, weights = choose(logits, mixture, experts.correction)
         order, counts = sort_pairs(chosen, mixture.num_experts)
         ends = counts.cumsum(0).to(torch.int32)
         rows = x.index_select(0, order.div(count, rounding_mode="floor"))

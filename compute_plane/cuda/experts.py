@@ -116,16 +116,31 @@ class ExpertBiases:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SharedExperts:
+    """What all tokens go through: `gate_up`, the gate first, and `down`, as of one MLP.
+
+    `gate`: float32 [1, hidden], whose product's sigmoid that is multiplied by; None: it is not.
+    """
+
+    gate_up: Projection
+    down: Projection
+    gate: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceExperts:
     """`router`: float32 [E, hidden]. `gate_up`: 2·F outputs, the gate first; `down`: hidden.
 
-    `biases`: None where the architecture has none.
+    `biases`, `shared`: None where the architecture has none. `correction`: float32 [E], added to
+    scores where experts are chosen; None: nothing is.
     """
 
     router: Tensor
     gate_up: ExpertMatrices
     down: ExpertMatrices
     biases: ExpertBiases | None = None
+    correction: Tensor | None = None
+    shared: SharedExperts | None = None
 
     @property
     def stacks(self) -> tuple[StackedMatrix, ...]:

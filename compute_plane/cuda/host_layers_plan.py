@@ -114,7 +114,7 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     """
     hidden, queries = spec.hidden_size, spec.query_size
     attention = 4 * hidden + (queries + 2 * spec.kv_size) + 2 * queries
-    feed_forward = 5 * hidden + 3 * spec.intermediate_size
+    feed_forward = 5 * hidden + 3 * max(spec.mlp_sizes)
     # What goes to the host is summed in float32, out of both parts of the hidden states.
     handed_over = 2 * hidden + 3 * hidden * FLOAT_BYTES // item_bytes
     widest = max(attention, feed_forward, handed_over)

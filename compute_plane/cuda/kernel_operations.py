@@ -88,7 +88,8 @@ class KernelOperations:
             self._embedding.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take
             ways = (False, True) if quantized.gates else (False,)
             self._gate = {way: GateMulVariant(dtype, way, spec.activation) for way in ways}
-            self._gate[False].grid(1, spec.intermediate_size)
+            for size in spec.mlp_sizes:
+                self._gate[False].grid(1, size)
             has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
             of_norms = {"has_float32_weights": has_float32_norms}
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False, **of_norms)
@@ -99,7 +100,7 @@ class KernelOperations:
                 for num_parts in ((0,) if dtype == "float32" else (0, *PARTS))
             }
             self._attention = AttentionKernels(launcher, spec, dtype, block_size, kv_dtype)
-            gate = spec.activation if spec.mixture is None else None
+            gate = spec.activation if spec.common_mlp_sizes else None
             self._quantized = QuantizedKernels(launcher, dtype, quantized, gate)
             self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
             self.experts = ExpertKernels(launcher, spec, dtype, experts)

@@ -105,13 +105,19 @@ class LayerProducts:
         return self._normed(hidden, norm, projection, "rounded")
 
     def gated(
-        self, hidden: Hidden, norm: Tensor | None, projection: Projection, then: Projection
+        self,
+        hidden: Hidden,
+        norm: Tensor | None,
+        projection: Projection,
+        then: Projection,
+        normalised: Tensor | None = None,
     ) -> Tensor:
         """Return activation(gate) · up of the normalised rows, [T, F].
 
         `projection`: the gate first. `then`: what they are multiplied with to be added.
+        `normalised`: the normalised rows, [T, E], where they are there already.
         """
-        return self._normed(hidden, norm, projection, "gated", then)
+        return self._normed(hidden, norm, projection, "gated", then, normalised)
 
     def logits(self, hidden: Hidden, norm: Tensor, projection: Projection) -> Tensor:
         """Return the normalised rows times a projection, float32 [T, V]."""
@@ -166,6 +172,7 @@ class LayerProducts:
         projection: Projection,
         writes: Writes,
         then: Projection | None = None,
+        normalised: Tensor | None = None,
     ) -> Tensor:
         operations, residual = self._operations, hidden.residual
         num_outputs = projection.num_outputs // (2 if writes == "gated" else 1)
@@ -179,7 +186,7 @@ class LayerProducts:
                 return out
             weight = None  # only a norm by itself adds, and there is no such product without one
         product = None if weight is not None else self._of_library(num_rows, projection)
-        x = self.normalised(hidden, norm, product)
+        x = self.normalised(hidden, norm, product) if normalised is None else normalised
         if weight is not None:
             out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
             operations.dense_matmul(out, x, weight, Around(writes=writes))

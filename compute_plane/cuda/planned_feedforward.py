@@ -19,6 +19,7 @@ from compute_plane.cuda.experts import (
     DeviceExperts,
     ExpertBiases,
     ExpertMatrices,
+    SharedExperts,
     StackedMatrix,
 )
 from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection
@@ -61,6 +62,19 @@ class PlannedBiases:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlannedShared:
+    """As in `SharedExperts`."""
+
+    mlp: PlannedMlp
+    gate: PlannedMatrix | None = None
+
+    def at(self, placed: Placed) -> SharedExperts:
+        """Return it where it lies."""
+        mlp, gate = self.mlp.at(placed), self.gate
+        return SharedExperts(mlp.gate_up, mlp.down, None if gate is None else _values(placed(gate)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlannedExperts:
     """As in `DeviceExperts`.
 
@@ -72,27 +86,39 @@ class PlannedExperts:
     num_experts: int
     is_stacked: bool
     biases: PlannedBiases | None = None
+    correction: PlannedMatrix | None = None
+    shared: PlannedShared | None = None
 
     @property
     def vectors(self) -> tuple[PlannedMatrix, ...]:
-        """What no expert multiplies with: the router, and biases."""
-        biases = self.biases
-        if biases is None:
-            return (self.router,)
-        return (self.router, biases.router, biases.gate_up, biases.down)
+        """What is in float32 or no matrix: the router, what gates, biases, corrections."""
+        biases, shared = self.biases, self.shared
+        found = [self.router, self.correction, None if shared is None else shared.gate]
+        if biases is not None:
+            found += [biases.router, biases.gate_up, biases.down]
+        return tuple(one for one in found if one is not None)
+
+    @property
+    def of_experts(self) -> tuple[PlannedMatrix, ...]:
+        """What chosen experts multiply with."""
+        return tuple(matrix for part in self.parts for matrix in part.matrices)
 
     @property
     def matrices(self) -> tuple[PlannedMatrix, ...]:
-        """All of it but the router."""
-        return tuple(matrix for part in self.parts for matrix in part.matrices)
+        """All of it but `vectors`."""
+        of_all = () if self.shared is None else self.shared.mlp.matrices
+        return (*self.of_experts, *of_all)
 
     def at(self, placed: Placed) -> DeviceExperts:
         """Return it where it lies."""
+        correction, shared = self.correction, self.shared
         return DeviceExperts(
             _values(placed(self.router)),
             self._matrices(placed, [part.gate_up for part in self.parts]),
             self._matrices(placed, [part.down for part in self.parts]),
             None if self.biases is None else self._placed_biases(placed, self.biases),
+            None if correction is None else _values(placed(correction)).view(-1),
+            None if shared is None else shared.at(placed),
         )
 
     def _placed_biases(self, placed: Placed, biases: PlannedBiases) -> ExpertBiases:
@@ -190,13 +216,32 @@ def plan_experts(
     else:
         gate_up = _stacked(gates, of_gate, mixture), _stacked(ups, of_up, mixture)
     biases = _plan_biases(mixture, layer, vector) if spec.has_all_biases else None
+    correction = None
+    if mixture.corrects_choice:
+        name = layout.layer_tensor(layer, expert_layout.CORRECTION, layout.BIAS)
+        correction = vector(name, target=TensorFormat.F32)
+    beside = biases, correction, _plan_shared(mixture, tensor, joined)
     stacked = PlannedMlp(gate_up, (_stacked(downs, of_down, mixture),))
     if all(map(_can_be_stacked, stacked.matrices)):
-        return PlannedExperts(
-            router, (stacked,), mixture.num_experts, is_stacked=True, biases=biases
-        )
+        return PlannedExperts(router, (stacked,), mixture.num_experts, True, *beside)
     planned = tuple(plan_mlp(joined, *expert) for expert in experts)
-    return PlannedExperts(router, planned, mixture.num_experts, is_stacked=False, biases=biases)
+    return PlannedExperts(router, planned, mixture.num_experts, False, *beside)
+
+
+def _plan_shared(
+    mixture: Mixture,
+    tensor: Callable[[str], RawTensor],
+    joined: Callable[..., tuple[PlannedMatrix, ...]],
+) -> PlannedShared | None:
+    """Plan what all tokens of a layer go through. `tensor`: by its role."""
+    if not mixture.shared_size:
+        return None
+    parts = (expert_layout.GATE, expert_layout.UP, expert_layout.DOWN)
+    mlp = plan_mlp(joined, *(tensor(f"{expert_layout.SHARED}.{part}") for part in parts))
+    gate = None
+    if mixture.gates_shared:
+        gate = PlannedMatrix((tensor(expert_layout.SHARED_GATE),), TensorFormat.F32)
+    return PlannedShared(mlp, gate)
 
 
 def _plan_biases(

@@ -38,8 +38,15 @@ class ReferenceExperts:
         logits = router_logits(x, experts.router, experts.biases).numpy()
         shape = len(x), mixture.experts_per_token
         chosen, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        correction = experts.correction
         reference.route(
-            logits, normalises=mixture.normalises_weights, chosen=chosen, weights=weights
+            logits,
+            normalises=mixture.normalises_weights,
+            chosen=chosen,
+            weights=weights,
+            is_sigmoid=mixture.scores == "sigmoid",
+            correction=None if correction is None else correction.numpy(),
+            scale=mixture.weight_scale,
         )
         num_tiles = most_tiles(chosen.size, mixture.num_experts, TILE_PAIRS)
         order = np.empty(chosen.size, np.int32)

@@ -200,7 +200,7 @@ class WeightPlan:
             matrix
             for layer in self.layers
             if isinstance(layer.feedforward, PlannedExperts) and layer.feedforward.is_stacked
-            for matrix in layer.feedforward.matrices
+            for matrix in layer.feedforward.of_experts
         ]
         return ExpertUses(
             _formats(*stacks),
@@ -335,11 +335,12 @@ def plan_weights(
         o_bias = layout.output_bias(spec, index)
         input_norms = pair_of_norms(layout.input_norms(spec, index)) or (None, None)
         feedforward: PlannedMlp | PlannedExperts
-        if spec.mixture is None:
+        mixture = spec.mixture_of(index)
+        if mixture is None:
             parts = (layout.GATE, layout.UP, layout.DOWN)
             feedforward = plan_mlp(joined, *map(tensor, parts))
         else:
-            feedforward = plan_experts(spec, spec.mixture, source, index, format_of, joined, vector)
+            feedforward = plan_experts(spec, mixture, source, index, format_of, joined, vector)
         return PlannedLayer(
             attn_norm=input_norms[0],
             qkv=joined(*map(tensor, (layout.QUERY, layout.KEY, layout.VALUE))),

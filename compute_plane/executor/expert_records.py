@@ -3,6 +3,11 @@
     normed rows ─→ router ─→ route ─→ group by expert
          └───────────────────────────→ rows of experts ─→ gate, up ─→ SiLU · up ─→ down ─→ add
 
+What all tokens go through besides comes behind that, as one MLP would; it works where the normed
+rows lie, which experts have taken theirs from by then:
+
+    normed rows ─→ gate, up ─→ SiLU · up ─→ down ─→ (times the sigmoid of its own gate) add
+
 Where there are biases, they are added behind the router, where rows are gated, and at the end.
 
 A record of a product stands for all experts (`kernels.cpu.expert_product`): the shared one it
@@ -17,10 +22,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from compute_plane.executor.product_records import MOST_PRODUCT_CHUNKS, ProductRecords
+from compute_plane.executor.product_records import (
+    MOST_PRODUCT_CHUNKS,
+    HiddenRows,
+    ProductRecords,
+)
 from compute_plane.executor.row_buffers import RowBuffers
 from kernels.cpu.catalogue import (
     add_experts,
+    add_shared,
     clamped_rows,
     expert_product,
     gated_rows,
@@ -46,6 +56,7 @@ if TYPE_CHECKING:
         PackedExperts,
         PackedMatrix,
         PackedMlp,
+        PackedShared,
     )
     from compute_plane.executor.step_table import StepTable
     from compute_plane.memory.huge_pages import HugePageArena
@@ -64,8 +75,8 @@ class ExpertBuffers:
     """What all mixtures of a table work in, one after the other.
 
     `rows`: what products of experts read. `logits`: float32 [max_tokens, E]. `sums`: float32
-    [R, 2·I], `given`: float32 [R, hidden], R = max_tokens · experts_per_token. `routing`: the
-    operands that `Routing`'s operations share.
+    [R, 2·I], `given`: float32 [R, hidden], R = max_tokens · experts_per_token. `gates`: float32
+    [max_tokens]. `routing`: the operands that `Routing`'s operations share.
     """
 
     def __init__(
@@ -82,11 +93,16 @@ class ExpertBuffers:
         self.logits = taken(max_tokens * mixture.num_experts)
         self.sums = taken(num_rows * 2 * spec.intermediate_size)
         self.given = taken(num_rows * spec.hidden_size)
+        self.gates = taken(max_tokens)
+        scale = arena.take(FLOAT_BYTES).view(np.float32)
+        scale[:] = mixture.weight_scale
         self.routing: dict[int, int] = {
             Routing.LOGITS: self.logits,
             Routing.NUM_EXPERTS: mixture.num_experts,
             Routing.PER_TOKEN: mixture.experts_per_token,
             Routing.NORMALISES: int(mixture.normalises_weights),
+            Routing.IS_SIGMOID: int(mixture.scores == "sigmoid"),
+            Routing.SCALE: 0 if mixture.weight_scale == 1 else scale.ctypes.data,
             Routing.CHOSEN: taken(num_rows),
             Routing.WEIGHTS: taken(num_rows),
             Routing.PLACES: taken(num_rows),
@@ -126,8 +142,11 @@ class ExpertRecords:
         )
         return needed + EXPERT_CALL_BYTES
 
-    def added(self, experts: PackedExperts, hidden: int) -> list[int]:
-        """Route rows that are made already, multiply, and add to the hidden states."""
+    def added(self, experts: PackedExperts, hidden: int, sums: int) -> list[int]:
+        """Route rows that are made already, multiply, and add to the hidden states.
+
+        `sums`: address of float32 [tokens, gate | up] of what all tokens go through.
+        """
         buffers, first, biases = self._buffers, experts.first, experts.biases
         formats = dict.fromkeys(map(self._experts.format_of, first.gate_up))
         return [
@@ -140,7 +159,11 @@ class ExpertRecords:
                 buffers.mixture.num_experts,
                 StepWord.ZERO,
             ),
-            self._table.add(route_tokens, StepWord.TOKEN_CHUNKS, buffers.routing),
+            self._table.add(
+                route_tokens,
+                StepWord.TOKEN_CHUNKS,
+                {**buffers.routing, Routing.CORRECTION: experts.correction or 0},
+            ),
             self._table.add(group_by_expert, 1, buffers.routing),
             *(self._rows_of_experts(row_format, first.gate_up[0].k) for row_format in formats),
             *self._given(first, experts.stride_bytes, biases),
@@ -153,6 +176,28 @@ class ExpertRecords:
                     Routing.OUT: hidden,
                     Routing.N: buffers.hidden_size,
                     Routing.BIASES: 0 if biases is None else biases.down,
+                },
+            ),
+            *([] if experts.shared is None else self._shared(experts.shared, hidden, sums)),
+        ]
+
+    def _shared(self, shared: PackedShared, hidden: int, sums: int) -> list[int]:
+        """Multiply what all tokens go through, and add it."""
+        mlp, gate, products = shared.mlp, shared.gate, self._products
+        if gate is None:
+            return products.gated(mlp.gate_up, mlp.down, sums, HiddenRows(hidden))
+        outputs = self._token_rows.outputs
+        return [
+            *products.product(gate, self._buffers.gates, 1),
+            *products.gated_into(mlp.gate_up, mlp.down, sums, outputs),
+            self._table.add(
+                add_shared,
+                StepWord.TOKEN_CHUNKS,
+                {
+                    Routing.LOGITS: self._buffers.gates,
+                    Routing.SOURCE: outputs,
+                    Routing.OUT: hidden,
+                    Routing.N: self._buffers.hidden_size,
                 },
             ),
         ]

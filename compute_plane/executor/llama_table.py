@@ -131,9 +131,9 @@ class LlamaTable:
         self._partials = self._floats(
             MAX_SHARED_ITEMS * attention_partial_floats(spec.num_heads, spec.head_dim)
         )
-        self._gate_up = self._floats(PIECE_TOKENS * 2 * spec.intermediate_size)
+        self._gate_up = self._floats(PIECE_TOKENS * 2 * max(spec.common_mlp_sizes, default=0))
         self.logits = self._float_rows(LOGITS_ROWS, spec.vocab_size)
-        widest = max(spec.hidden_size, spec.query_size, spec.intermediate_size)
+        widest = max(spec.hidden_size, spec.query_size, *spec.common_mlp_sizes)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
         group = spec.num_heads // spec.num_kv_heads
         self.before = [self._rope_angles(spec, self._angles)]
@@ -256,9 +256,11 @@ class LlamaTable:
             ]
         if records.experts is None:
             raise ValueError("a model without a mixture has layers with experts")
+        of_all = () if part.shared is None else part.shared.read
+        read = [part.router, *part.first.gate_up, *of_all]
         return [
-            *products.rows(*self._read(layer.mlp_norm, [part.router, *part.first.gate_up])),
-            *records.experts.added(part, self._hidden),
+            *products.rows(*self._read(layer.mlp_norm, read)),
+            *records.experts.added(part, self._hidden, self._gate_up),
         ]
 
     def _after(self, weights: PackedWeights, products: ProductRecords) -> list[int]:

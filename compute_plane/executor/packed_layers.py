@@ -73,21 +73,48 @@ class ExpertBiases:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedShared:
+    """What all tokens go through beside their experts: `mlp`. `gate`: [1, hidden], or None."""
+
+    mlp: PackedMlp
+    gate: PackedMatrix | None = None
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """All matrices."""
+        return self.mlp.matrices if self.gate is None else (*self.mlp.matrices, self.gate)
+
+    @property
+    def read(self) -> tuple[PackedMatrix, ...]:
+        """The matrices that read the hidden states."""
+        gates = () if self.gate is None else (self.gate,)
+        return (*gates, *self.mlp.gate_up)
+
+    def moved(self, by: int) -> PackedShared:
+        """Return it so many bytes further on."""
+        return PackedShared(self.mlp.moved(by), None if self.gate is None else self.gate.moved(by))
+
+
+@dataclass(frozen=True, slots=True)
 class PackedExperts:
     """A mixture of experts: `router` [E, hidden], and E packed alike, `stride_bytes` apart.
 
-    `first`: the first expert. `biases`: None where the architecture has none.
+    `first`: the first expert. `biases`, `shared`: None where the architecture has none.
+    `correction`: address of float32 [E], added to scores where experts are chosen, or None.
     """
 
     router: PackedMatrix
     first: PackedMlp
     stride_bytes: int
     biases: ExpertBiases | None = None
+    correction: int | None = None
+    shared: PackedShared | None = None
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
         """The matrices, of the first expert for all of them."""
-        return (self.router, *self.first.matrices)
+        of_all = () if self.shared is None else self.shared.matrices
+        return (self.router, *self.first.matrices, *of_all)
 
     def moved(self, by: int) -> PackedExperts:
         """Return it so many bytes further on."""
@@ -96,6 +123,8 @@ class PackedExperts:
             self.first.moved(by),
             self.stride_bytes,
             None if self.biases is None else self.biases.moved(by),
+            None if self.correction is None else self.correction + by,
+            None if self.shared is None else self.shared.moved(by),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +19,7 @@ from compute_plane.executor.packed_layers import (
     PackedLayer,
     PackedMatrix,
     PackedMlp,
+    PackedShared,
 )
 from compute_plane.executor.packing_jobs import PackingJob, PlannedMatrix, packed_bytes
 from compute_plane.executor.weight_formats import format_to_run, input_order_of
@@ -55,10 +56,11 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
     o = plan.matrix([tensor(layout.OUTPUT)])
     mlp_norm = plan.vector(input_norms[1]) if input_norms else None
     feedforward: Feedforward
-    if spec.mixture is None:
+    mixture = spec.mixture_of(layer)
+    if mixture is None:
         feedforward = plan.mlp(*(tensor(r) for r in (layout.GATE, layout.UP, layout.DOWN)))
     else:
-        feedforward = _plan_experts(plan, spec, spec.mixture, source, layer)
+        feedforward = _plan_experts(plan, spec, mixture, source, layer)
     return PackedLayer(
         attn_norm=attn_norm,
         qkv=qkv,
@@ -76,7 +78,7 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
 def _plan_experts(
     plan: PackingPlan, spec: ModelSpec, mixture: Mixture, source: TensorSource, layer: int
 ) -> PackedExperts:
-    """Plan a layer's router and its experts, which must be stored alike."""
+    """Plan a layer's mixture, whose experts must be stored alike."""
 
     def tensor(role: str, part: str = layout.WEIGHT) -> RawTensor:
         return source.tensor(layout.layer_tensor(layer, role, part))
@@ -120,7 +122,26 @@ def _plan_experts(
             gate_up=biases(expert_layout.GATE, expert_layout.UP),
             down=biases(expert_layout.DOWN),
         )
-    return PackedExperts(router, first, stride_bytes, of_all)
+    correction = None
+    if mixture.corrects_choice:
+        correction = plan.vector(tensor(expert_layout.CORRECTION, layout.BIAS))
+    return PackedExperts(
+        router, first, stride_bytes, of_all, correction, _plan_shared(plan, mixture, tensor)
+    )
+
+
+def _plan_shared(
+    plan: PackingPlan, mixture: Mixture, tensor: Callable[[str], RawTensor]
+) -> PackedShared | None:
+    """Plan what all tokens of a layer go through. `tensor`: by its role."""
+    if not mixture.shared_size:
+        return None
+    parts = (expert_layout.GATE, expert_layout.UP, expert_layout.DOWN)
+    mlp = plan.mlp(*(tensor(f"{expert_layout.SHARED}.{part}") for part in parts))
+    gate = None
+    if mixture.gates_shared:
+        gate = plan.matrix([tensor(expert_layout.SHARED_GATE)], target=TensorFormat.F32)
+    return PackedShared(mlp, gate)
 
 
 class PackingPlan:

@@ -126,16 +126,38 @@ class ProductRecords:
         `sums`: address of float32 [tokens, gate | up], for products that do not gate their own.
         `by_gelu`: the gate is GELU, not SiLU.
         """
+        gated, read = self._gated_rows(gate_up, down, sums, by_gelu=by_gelu)
+        return [*gated, *self._added(down, hidden, read)]
+
+    def gated_into(
+        self, gate_up: Sequence[PackedMatrix], down: PackedMatrix, sums: int, out: int
+    ) -> list[int]:
+        """Multiply with gate and up, gate by SiLU, multiply with down into `out`.
+
+        `out`: address of float32 [tokens, outputs of down].
+        """
+        gated, read = self._gated_rows(gate_up, down, sums)
+        return [*gated, *self.product(down, out, down.n, read)]
+
+    def _gated_rows(
+        self,
+        gate_up: Sequence[PackedMatrix],
+        down: PackedMatrix,
+        sums: int,
+        *,
+        by_gelu: bool = False,
+    ) -> tuple[list[int], dict[int, int]]:
+        """Return records that make the rows that down reads, and its operands for them."""
         fused = None if by_gelu else self.gated_product(gate_up, down)
         if fused is not None:
-            return [*fused, *self._added(down, hidden, self.gated_input)]
+            return fused, self.gated_input
         width = sum(matrix.n for matrix in gate_up)
         source: dict[int, int] = {RowInput.SOURCE: sums, RowInput.SOURCE_STRIDE: width}
-        return [
+        made = [
             *self.beside_each_other(gate_up, sums, width),
             *self.rows(gelu_rows if by_gelu else gated_rows, [down], source),
-            *self.added(down, hidden),
         ]
+        return made, {}
 
     @property
     def gated_input(self) -> dict[int, int]:

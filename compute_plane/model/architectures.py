@@ -15,26 +15,27 @@ class Architecture:
     `title`: its name for people. `has_qkv_bias`: the products that give queries, keys and values
     have biases; `may_lack_qkv_bias`: unless a model has none. `has_head_norms`: every query and key
     head is normalised (RMSNorm, one weight for all query heads and one for all key heads of a
-    layer) before it is rotated. `turns_neighbours`: in which files the rows of queries and keys lie
-    so that neighbouring elements of a head turn together. `has_multipliers`: those of
-    `compute_plane.model.multipliers`. `experts`: whether layers have a mixture of experts in place
-    of one MLP. `has_output_norms`: what attention and MLP give is normalised before it is added to
-    the hidden states; `has_input_norms`: what they read is normalised. `has_sinks`: query heads
-    have a score each beside those of tokens (`kernels.reference.paged_attention`).
-    `has_all_biases`: the products of what attention gives, of the router and of experts have biases
-    as well. `activation`: what gates the MLP, SiLU, GELU (by tanh), or a clamped SwiGLU
-    (`kernels.reference.clamped_mul`).
-    `turns_in_windows`: of a model with windows no layer without one turns its heads.
-    `norms_begin_at_one`: directories have weights of norms as what they are more than 1.
-    `exceeds_float16`: hidden states are larger than a float16 can be. `says_scaled_length`: files
-    say how many positions there are after RoPE scaling. `is_in_gguf`: whether GGUF files know the
-    name.
+    layer) before it is rotated; `may_lack_head_norms`: unless a model has none. `turns_neighbours`:
+    in which files the rows of queries and keys lie so that neighbouring elements of a head turn
+    together. `has_multipliers`: those of `compute_plane.model.multipliers`. `experts`: whether
+    layers have a mixture of experts in place of one MLP. `has_output_norms`: what attention and MLP
+    give is normalised before it is added to the hidden states; `has_input_norms`: what they read is
+    normalised. `has_sinks`: query heads have a score each beside those of tokens
+    (`kernels.reference.paged_attention`). `has_all_biases`: the products of what attention gives,
+    of the router and of experts have biases as well. `activation`: what gates the MLP, SiLU, GELU
+    (by tanh), or a clamped SwiGLU (`kernels.reference.clamped_mul`). `turns_in_windows`: of a model
+    with windows no layer without one turns its heads. `norms_begin_at_one`: directories have
+    weights of norms as what they are more than 1. `exceeds_float16`: hidden states are larger than
+    a float16 can be. `says_scaled_length`: files say how many positions there are after RoPE
+    scaling. `predicts_ahead`: files may have layers behind the last one that predict tokens further
+    on, which are left out. `is_in_gguf`: whether GGUF files know the name.
     """
 
     title: str
     has_qkv_bias: bool = False
     may_lack_qkv_bias: bool = False
     has_head_norms: bool = False
+    may_lack_head_norms: bool = False
     turns_neighbours: Literal["never", "in GGUF", "always"] = "never"
     has_multipliers: bool = False
     experts: Literal["never", "may", "always"] = "never"
@@ -47,6 +48,7 @@ class Architecture:
     norms_begin_at_one: bool = False
     exceeds_float16: bool = False
     says_scaled_length: bool = False
+    predicts_ahead: bool = False
     is_in_gguf: bool = True
 
 
@@ -89,6 +91,20 @@ ARCHITECTURES: Final = {
     "mixtral": Architecture("Mixtral", experts="always", is_in_gguf=False),
     "qwen3moe": Architecture("Qwen3 MoE", has_head_norms=True, experts="always"),
     "qwen3vlmoe": Architecture("Qwen3-VL MoE", has_head_norms=True, experts="always"),
+    "qwen2moe": Architecture("Qwen2 MoE", has_qkv_bias=True, experts="always"),
+    "glm4moe": Architecture(
+        "GLM-4.5",
+        has_qkv_bias=True,
+        may_lack_qkv_bias=True,
+        has_head_norms=True,
+        may_lack_head_norms=True,
+        experts="always",
+        predicts_ahead=True,
+    ),
+    "ernie4_5-moe": Architecture(
+        "ERNIE 4.5 MoE", turns_neighbours="always", experts="always", predicts_ahead=True
+    ),
+    "dots1": Architecture("dots.llm1", has_head_norms=True, experts="always"),
     "gpt-oss": Architecture(
         "gpt-oss",
         has_qkv_bias=True,

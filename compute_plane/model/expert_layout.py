@@ -15,6 +15,14 @@ their own: E experts, M of them; I: `ModelSpec.intermediate_size`.
     blk.N.ffn_up_exps.weight         [E, I, hidden]
     blk.N.ffn_down_exps.weight       [E, hidden, I]
 
+  Some have besides, S: `Mixture.shared_size`:
+    canonical                                          in GGUF files                    shape
+    model.layers.N.mlp.gate_correction.bias            blk.N.exp_probs_b.bias           [E]   added where experts are chosen
+    model.layers.N.mlp.shared_experts.gate_proj.weight blk.N.ffn_gate_shexp.weight      [S, hidden]
+    model.layers.N.mlp.shared_experts.up_proj.weight   blk.N.ffn_up_shexp.weight        [S, hidden]
+    model.layers.N.mlp.shared_experts.down_proj.weight blk.N.ffn_down_shexp.weight      [hidden, S]
+    model.layers.N.mlp.shared_expert_gate.weight       blk.N.ffn_gate_inp_shexp.weight  [1, hidden], there [hidden]
+
   gpt-oss has biases of all of these: [E] of the router, [I], [I] and [hidden] of an expert (….bias), in GGUF files
   [E, I], [E, I] and [E, hidden]. Its directories: `stacked_experts`.
 
@@ -24,6 +32,9 @@ their own: E experts, M of them; I: `ModelSpec.intermediate_size`.
     GraniteMoE block_sparse_moe.router.layer.weight   [E, hidden]
                block_sparse_moe.input_linear.weight   [E, 2·I, hidden]  gate_proj, then up_proj
                block_sparse_moe.output_linear.weight  [E, hidden, I]    down_proj
+    Qwen2-MoE  mlp.shared_expert.gate_proj.weight     [S, hidden]       likewise up_proj, down_proj
+    GLM-4.5    mlp.gate.e_score_correction_bias       [E]               dots.llm1 as well
+    ERNIE 4.5  mlp.moe_statics.e_score_correction_bias [1, E]
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -40,8 +51,17 @@ GATE: Final = "gate_proj"
 UP: Final = "up_proj"
 DOWN: Final = "down_proj"
 
+CORRECTION: Final = "mlp.gate_correction"
+SHARED: Final = "mlp.shared_experts"
+SHARED_GATE: Final = "mlp.shared_expert_gate"
+
 GGUF_NAMES: Final = {
     ROUTER: "ffn_gate_inp",
+    CORRECTION: "exp_probs_b",
+    f"{SHARED}.{GATE}": "ffn_gate_shexp",
+    f"{SHARED}.{UP}": "ffn_up_shexp",
+    f"{SHARED}.{DOWN}": "ffn_down_shexp",
+    SHARED_GATE: "ffn_gate_inp_shexp",
     f"{EXPERTS}.{GATE}": "ffn_gate_exps",
     f"{EXPERTS}.{UP}": "ffn_up_exps",
     f"{EXPERTS}.{DOWN}": "ffn_down_exps",
@@ -50,20 +70,22 @@ GGUF_NAMES: Final = {
 
 _MIXTRAL: Final = {GATE: "w1", UP: "w3", DOWN: "w2"}
 _BLOCK: Final = "block_sparse_moe"
+_CORRECTION: Final = "e_score_correction_bias"
+_SHARED_OF_QWEN2: Final = "mlp.shared_expert"
+_STATICS_OF_ERNIE: Final = "mlp.moe_statics"
 
 
 @dataclass(frozen=True, slots=True)
 class RowsOfRole:
-    """Where a role's rows lie in files: `count` from `first` on of the rows of the role `stored`.
+    """Where a tensor's rows lie in files: `count` from `first` on of those of the one `stored`.
 
-    `shape`: of all that is stored there. `part`: "weight" or "bias", of both.
+    `stored`: its name in a layer. `shape`: of all that is stored there.
     """
 
     stored: str
     first: int
     count: int
     shape: tuple[int, ...]
-    part: str = "weight"
 
 
 def expert_role(expert: int, part: str) -> str:
@@ -73,65 +95,89 @@ def expert_role(expert: int, part: str) -> str:
 
 def mixture_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ...]]:
     """Return the roles of a layer's router and experts and their shapes, in the order of use."""
+    parts = _part_shapes(spec, spec.intermediate_size)
     shapes: dict[str, tuple[int, ...]] = {ROUTER: (mixture.num_experts, spec.hidden_size)}
     for expert in range(mixture.num_experts):
-        shapes |= {expert_role(expert, part): shape for part, shape in _part_shapes(spec).items()}
+        shapes |= {expert_role(expert, part): shape for part, shape in parts.items()}
+    return shapes
+
+
+def shared_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ...]]:
+    """Return the roles and shapes of what all tokens of a layer go through; empty if nothing."""
+    if not mixture.shared_size:
+        return {}
+    parts = _part_shapes(spec, mixture.shared_size)
+    shapes: dict[str, tuple[int, ...]] = {f"{SHARED}.{part}": parts[part] for part in parts}
+    if mixture.gates_shared:
+        shapes[SHARED_GATE] = (1, spec.hidden_size)
     return shapes
 
 
 def bias_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ...]]:
-    """Return the roles of a layer's router and experts and the shapes of their biases."""
-    return {role: shape[:1] for role, shape in mixture_shapes(spec, mixture).items()}
+    """Return the roles of what has a vector beside its matrices, and the vectors' shapes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if spec.has_all_biases:
+        shapes = {role: shape[:1] for role, shape in mixture_shapes(spec, mixture).items()}
+    if mixture.corrects_choice:
+        shapes[CORRECTION] = (mixture.num_experts,)
+    return shapes
 
 
-def _part_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    inner, hidden = spec.intermediate_size, spec.hidden_size
+def _part_shapes(spec: ModelSpec, inner: int) -> dict[str, tuple[int, int]]:
+    hidden = spec.hidden_size
     return {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
 
 
 def stored_mixture(
     spec: ModelSpec, mixture: Mixture, *, in_gguf: bool
 ) -> Iterator[tuple[str, RowsOfRole]]:
-    """Yield the roles that files of this kind hold by other names or in other tensors."""
+    """Yield the tensors of a layer that files of this kind hold by other names or in others."""
     if in_gguf:
         yield from _stacked(spec, mixture)
+        if mixture.gates_shared:
+            gate = f"{SHARED_GATE}.weight"
+            yield gate, RowsOfRole(gate, 0, 1, (spec.hidden_size,))
+    elif spec.architecture == "qwen2moe":
+        for role, shape in shared_shapes(spec, mixture).items():
+            yield f"{role}.weight", _whole(role.replace(SHARED, _SHARED_OF_QWEN2), shape)
+    elif mixture.corrects_choice:
+        module, shape = ROUTER, (mixture.num_experts,)
+        if spec.architecture == "ernie4_5-moe":
+            module, shape = _STATICS_OF_ERNIE, (1, mixture.num_experts)
+        yield f"{CORRECTION}.bias", RowsOfRole(f"{module}.{_CORRECTION}", 0, 1, shape)
     elif spec.architecture == "mixtral":
-        yield ROUTER, _whole(f"{_BLOCK}.gate", (mixture.num_experts, spec.hidden_size))
+        yield f"{ROUTER}.weight", _whole(f"{_BLOCK}.gate", (mixture.num_experts, spec.hidden_size))
         for expert in range(mixture.num_experts):
-            for part, shape in _part_shapes(spec).items():
+            for part, shape in _part_shapes(spec, spec.intermediate_size).items():
                 stored = f"{_BLOCK}.experts.{expert}.{_MIXTRAL[part]}"
-                yield expert_role(expert, part), _whole(stored, shape)
+                yield f"{expert_role(expert, part)}.weight", _whole(stored, shape)
     elif spec.architecture == "granitemoe":
-        yield ROUTER, _whole(f"{_BLOCK}.router.layer", (mixture.num_experts, spec.hidden_size))
+        shape = mixture.num_experts, spec.hidden_size
+        yield f"{ROUTER}.weight", _whole(f"{_BLOCK}.router.layer", shape)
         yield from _fused_and_stacked(spec, mixture)
 
 
-def _whole(stored: str, shape: tuple[int, ...]) -> RowsOfRole:
-    return RowsOfRole(stored, 0, shape[0], shape)
+def _whole(module: str, shape: tuple[int, ...]) -> RowsOfRole:
+    return RowsOfRole(f"{module}.weight", 0, shape[0], shape)
 
 
 def _stacked(spec: ModelSpec, mixture: Mixture) -> Iterator[tuple[str, RowsOfRole]]:
-    for part, (rows, columns) in _part_shapes(spec).items():
-        shape = mixture.num_experts, rows, columns
+    for part, (rows, columns) in _part_shapes(spec, spec.intermediate_size).items():
+        stored, shape = f"{EXPERTS}.{part}", (mixture.num_experts, rows, columns)
         for expert in range(mixture.num_experts):
-            run = RowsOfRole(f"{EXPERTS}.{part}", expert * rows, rows, shape)
-            yield expert_role(expert, part), run
+            role = expert_role(expert, part)
+            yield f"{role}.weight", RowsOfRole(f"{stored}.weight", expert * rows, rows, shape)
             if spec.has_all_biases:
-                biases = mixture.num_experts, rows
-                yield (
-                    expert_role(expert, part),
-                    RowsOfRole(f"{EXPERTS}.{part}", expert, 1, biases, "bias"),
-                )
+                yield f"{role}.bias", RowsOfRole(f"{stored}.bias", expert, 1, shape[:2])
 
 
 def _fused_and_stacked(spec: ModelSpec, mixture: Mixture) -> Iterator[tuple[str, RowsOfRole]]:
     count, inner, hidden = mixture.num_experts, spec.intermediate_size, spec.hidden_size
-    stored, shape = f"{_BLOCK}.input_linear", (count, 2 * inner, hidden)
+    stored, shape = f"{_BLOCK}.input_linear.weight", (count, 2 * inner, hidden)
+    outputs = f"{_BLOCK}.output_linear.weight"
     for expert in range(count):
         for place, part in enumerate((GATE, UP)):
             first = (2 * expert + place) * inner
-            yield expert_role(expert, part), RowsOfRole(stored, first, inner, shape)
-        down = RowsOfRole(
-            f"{_BLOCK}.output_linear", expert * hidden, hidden, (count, hidden, inner)
-        )
-        yield expert_role(expert, DOWN), down
+            yield f"{expert_role(expert, part)}.weight", RowsOfRole(stored, first, inner, shape)
+        rows = RowsOfRole(outputs, expert * hidden, hidden, (count, hidden, inner))
+        yield f"{expert_role(expert, DOWN)}.weight", rows

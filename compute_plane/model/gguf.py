@@ -30,6 +30,7 @@ from compute_plane.model.windows import turning_in_windows, with_windows
 
 PHI3 = "phi3"
 GLM4 = "glm4"
+GLM4_MOE = "glm4moe"
 SECTIONS = "rope.dimension_sections"
 SMOLLM3 = "smollm3"
 SMOLLM3_INTERVAL = 4
@@ -54,6 +55,7 @@ HAS_ROPE = "rope.scaling.finetuned"
 OF_GRANITE = ("granite", "granitemoe")
 GEMMA3 = "gemma3"
 FIRST_BIAS = layout.layer_tensor(0, layout.QUERY, layout.BIAS)
+FIRST_HEAD_NORM = layout.layer_tensor(0, layout.QUERY_NORM)
 SUPPORTED = tuple(name for name, kind in ARCHITECTURES.items() if kind.is_in_gguf)
 
 
@@ -73,8 +75,8 @@ def read_gguf_spec(
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
-            "Qwen3, Qwen3-VL, Phi-3, GLM-4, ERNIE 4.5, Seed-OSS, EXAONE 4, SmolLM3, Granite, "
-            "Gemma 3, gpt-oss)",
+            "Qwen3, Qwen3-VL, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, Seed-OSS, EXAONE 4, "
+            "SmolLM3, Granite, Gemma 3, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -82,10 +84,10 @@ def read_gguf_spec(
     num_kv_heads = keys.integer(prefix + "attention.head_count_kv")
     context_length = keys.require_integer(prefix + "context_length")
     rope_theta = keys.number(prefix + "rope.freq_base")
-    num_layers = keys.require_integer(prefix + "block_count")
+    num_layers = keys.require_integer(prefix + "block_count") - _num_layers_ahead(keys, prefix)
     head_dim = _head_dim(file, keys, prefix, hidden_size, num_heads)
     scaling = read_rope_scaling(file, keys, prefix, context_length)
-    mixture = gguf_mixture(file.path, keys, prefix)
+    mixture = gguf_mixture(file, keys, prefix)
     stored_name = keys.text("general.name")
     spec = ModelSpec(
         name=name or printable(stored_name or file.path.stem),
@@ -110,6 +112,8 @@ def read_gguf_spec(
         pooling=gguf_pooling(file.path, keys, prefix),
         lacks_qkv_bias=ARCHITECTURES[architecture].may_lack_qkv_bias
         and layout.gguf_name(FIRST_BIAS) not in file.tensors,
+        lacks_head_norms=ARCHITECTURES[architecture].may_lack_head_norms
+        and layout.gguf_name(FIRST_HEAD_NORM) not in file.tensors,
     )
     spec = with_long_contexts(spec, file.path, are_wanted=long_context)
     window, layers = read_windows(
@@ -127,6 +131,7 @@ def read_gguf_spec(
         tensor_name: (entry.format, entry.shape)
         for tensor_name, entry in file.tensors.items()
         if tensor_name not in layout.GGUF_OF_ROPE
+        and not layout.is_left_out(spec, tensor_name, in_gguf=True)
     }
     name_of = partial(layout.gguf_name, architecture=architecture)
     return layout.check_layout(file.path, spec, stored, name_of, in_gguf=True)
@@ -221,10 +226,17 @@ def _check_head_size(file: GgufFile, keys: GgufMetadata, key: str, head_dim: int
         )
 
 
+def _num_layers_ahead(keys: GgufMetadata, prefix: str) -> int:
+    """Return how many layers behind those of the model predict further on."""
+    if not ARCHITECTURES[prefix.removesuffix(".")].predicts_ahead:
+        return 0
+    return keys.integer(prefix + "nextn_predict_layers") or 0
+
+
 def _rotary_dim(file: GgufFile, keys: GgufMetadata, prefix: str, head_dim: int) -> int | None:
     """Return how many elements of a head turn; None: all."""
     key = prefix + "rope.dimension_count"
-    if prefix in (f"{PHI3}.", f"{GLM4}."):
+    if prefix in (f"{PHI3}.", f"{GLM4}.", f"{GLM4_MOE}."):
         size = keys.integer(key)
         return None if size == head_dim else size
     _check_head_size(file, keys, key, head_dim)
@@ -252,11 +264,11 @@ def _multipliers(keys: GgufMetadata, prefix: str) -> Multipliers:
 
 def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:
     """Refuse what shares the architecture's name but computes something else."""
-    if prefix == f"{GLM4}." and keys.has(prefix + SECTIONS):
+    if prefix in (f"{GLM4}.", f"{GLM4_MOE}.") and keys.has(prefix + SECTIONS):
         # Its converter lays the rows of queries and keys otherwise then.
         raise UnsupportedModelError(
             file.path,
-            f"{prefix}{SECTIONS} is not supported: of GLM-4 only models of text alone are",
+            f"{prefix}{SECTIONS} is not supported: of GLM only models of text alone are",
         )
     if keys.boolean(prefix + "attention.causal") is False:
         raise UnsupportedModelError(file.path, "attention that is not causal is not supported")

@@ -32,7 +32,16 @@ from compute_plane.model.hf_windows import (
     read_windows,
 )
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.mixture import QWEN3_MOE, config_mixture
+from compute_plane.model.mixture import (
+    DOTS1,
+    ERNIE_MOE,
+    EXPERT_WIDTH,
+    GLM4_MOE,
+    OWN_WIDTHS,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    config_mixture,
+)
 from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
     MAX_LAYERS,
@@ -65,11 +74,11 @@ class ModelType:
     """What a `model_type` stands for, and what its configurations mean where they say nothing.
 
     `architecture`: ours. `class_name`: of the model in transformers, `older_class_name` where files
-    from before have another one. `num_kv_heads`: None: as many
-    as there are heads. `head_dim`: None: hidden_size / heads. `ties`: the embedding is the output
-    matrix too. `rope_theta`, `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's
-    elements may be left unrotated, `rotary_share`: and are where nothing is said. `activation`: the
-    key of the gate's function, and what it is.
+    from before have another one. `num_kv_heads`: None: as many as there are heads. `head_dim`:
+    None: hidden_size / heads. `ties`: the embedding is the output matrix too. `rope_theta`,
+    `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's elements may be left
+    unrotated, `rotary_share`: and are where nothing is said. `activation`: the key of the gate's
+    function, and what it is. `has_qkv_bias`: of an architecture that may lack it.
     """
 
     architecture: str
@@ -83,6 +92,7 @@ class ModelType:
     rotary_share: float = 1.0
     activation: tuple[str, str] = ("hidden_act", "silu")
     older_class_name: str | None = None
+    has_qkv_bias: bool = True
 
 
 MODEL_TYPES: Final = {
@@ -134,7 +144,26 @@ MODEL_TYPES: Final = {
     MIXTRAL: ModelType(
         "mixtral", "MixtralForCausalLM", num_kv_heads=8, rope_theta=1e6, rms_norm_eps=1e-5
     ),
+    QWEN2_MOE: ModelType("qwen2moe", "Qwen2MoeForCausalLM", num_kv_heads=16),
     QWEN3_MOE: ModelType("qwen3moe", "Qwen3MoeForCausalLM", num_kv_heads=4),
+    GLM4_MOE: ModelType(
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        num_kv_heads=8,
+        rms_norm_eps=1e-5,
+        turns_in_part=True,
+        rotary_share=0.5,
+        has_qkv_bias=False,
+    ),
+    DOTS1: ModelType("dots1", "Dots1ForCausalLM", num_kv_heads=32),
+    ERNIE_MOE: ModelType(
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        num_kv_heads=4,
+        ties=True,
+        rope_theta=500000.0,
+        rms_norm_eps=1e-5,
+    ),
     GRANITE_MOE: ModelType("granitemoe", "GraniteMoeForCausalLM"),
     GPT_OSS: ModelType(
         "gpt-oss",
@@ -202,7 +231,9 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         rotary_dim=_rotary_dim(turning, kind, head_dim),
         layers_without_rope=_layers_without_rope(config, model_type, num_layers),
         mixture=config_mixture(config, model_type),
-        lacks_qkv_bias=_says_qkv_bias(kind) and config.boolean("attention_bias") is False,
+        lacks_qkv_bias=_lacks_qkv_bias(config, kind),
+        lacks_head_norms=ARCHITECTURES[kind.architecture].may_lack_head_norms
+        and not config.boolean("use_qk_norm"),
     )
     _refuse_variants(config, model_type)
     spec = with_long_contexts(spec, config.path, are_wanted=long_context)
@@ -222,8 +253,8 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
 def _intermediate_size(config: JsonObject, model_type: str) -> int:
     if model_type == GRANITE4:
         return config.integer("shared_intermediate_size", SHARED_SIZE)
-    if model_type == QWEN3_MOE:
-        return config.integer("moe_intermediate_size")
+    if model_type in OWN_WIDTHS:
+        return config.integer(EXPERT_WIDTH)
     return config.integer("intermediate_size")
 
 
@@ -335,8 +366,13 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
 
 
 def _says_qkv_bias(kind: ModelType) -> bool:
-    """Whether `attention_bias`, true unless it is said, means queries, keys and values alone."""
+    """Whether `attention_bias` means queries, keys and values alone."""
     return ARCHITECTURES[kind.architecture].may_lack_qkv_bias
+
+
+def _lacks_qkv_bias(config: JsonObject, kind: ModelType) -> bool:
+    said = config.boolean("attention_bias")
+    return _says_qkv_bias(kind) and not (kind.has_qkv_bias if said is None else said)
 
 
 def _is_headless(config: JsonObject, kind: ModelType) -> bool:

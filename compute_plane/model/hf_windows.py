@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.mixture import QWEN3_MOE
+from compute_plane.model.mixture import DOTS1, QWEN2_MOE, QWEN3_MOE
 from compute_plane.model.windows import layers_of_period
 
 MISTRAL = "mistral"
 PHI3 = "phi3"
 MIXTRAL = "mixtral"
+QWEN2 = "qwen2"
+QWEN3 = "qwen3"
 SMOLLM3 = "smollm3"
 MINISTRAL3 = "ministral3"
 GEMMA3 = "gemma3_text"
 EXAONE4 = "exaone4"
-EXAONE4_PERIOD = 4
-"""Of which the last layer of an EXAONE 4 has no window that does not say it."""
 GPT_OSS = "gpt_oss"
-GPT_OSS_WINDOW = 128
-GPT_OSS_PERIOD = 2
-"""Of which the last layer of a gpt-oss has no window that does not say it."""
-GEMMA3_PERIOD = 6
-"""Of which the last layer of a Gemma 3 has no window that does not say it."""
-OF_LAYERS = ("qwen2", "qwen3", SMOLLM3)
-"""Model types whose layers have windows where the configuration says so."""
-SLIDING_WINDOW = 4096
-"""What Mistral, Qwen and Gemma mean where they have windows and do not say how long they are."""
-MAX_WINDOW_LAYERS = 28
-"""From which layer on a Qwen has windows that does not say so."""
+IN_ALL_LAYERS = (MISTRAL, MINISTRAL3, PHI3, MIXTRAL, QWEN3_MOE)
+"""Model types with windows in all layers, where they have any."""
+IF_USED = (QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SMOLLM3)
+"""Model types that have windows only if they say `use_sliding_window`."""
+WINDOWS: Final = {
+    MISTRAL: 4096,
+    MINISTRAL3: None,
+    PHI3: None,
+    MIXTRAL: None,
+    QWEN2: 4096,
+    QWEN2_MOE: 4096,
+    QWEN3: 4096,
+    QWEN3_MOE: 4096,
+    DOTS1: 4096,
+    SMOLLM3: None,
+    GEMMA3: 4096,
+    EXAONE4: 4096,
+    GPT_OSS: 128,
+}
+"""Model types that may have windows, and how long they are that do not say it; None: none."""
+PERIODS: Final = {GEMMA3: 6, EXAONE4: 4, GPT_OSS: 2}
+"""Of so many layers the last one has no window, where nothing is said."""
+MAX_WINDOW_LAYERS: Final = {QWEN2: 28, QWEN2_MOE: 28, QWEN3: 28, DOTS1: 62}
+"""From which layer on there are windows where nothing is said; of Qwen2-MoE up to which."""
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 
@@ -39,41 +53,30 @@ def read_windows(
 ) -> tuple[int | None, Collection[int]]:
     """Return how many positions a token sees, None for all, and the layers in which that is so.
 
-    Mistral, Ministral 3, Phi-3 and Mixtral have windows in all layers, and so has Qwen3-MoE where
-    it says `use_sliding_window`; Gemma 3, EXAONE 4 and gpt-oss in those of `layer_types`, or else
-    the first two in all but every so many (`sliding_window_pattern`), gpt-oss in every other one.
-    The others, if `use_sliding_window`, in those of `layer_types`; where there are none, SmolLM3 in
-    those without rotary positions, Qwen from `max_window_layers` on. Raises ModelFileError.
+    Where there are windows and not in all layers, they are in those of `layer_types`, or else in
+    those of a pattern (`_layers_of_pattern`), or of a rule of the model type. Raises
+    ModelFileError.
     """
-    if model_type == MISTRAL:
-        return _window(config, SLIDING_WINDOW), range(num_layers)
-    if model_type in (PHI3, MIXTRAL, MINISTRAL3):
-        return _window(config, None), range(num_layers)
-    if model_type == QWEN3_MOE and config.boolean("use_sliding_window"):
-        return _window(config, SLIDING_WINDOW), range(num_layers)
-    if model_type == GEMMA3:
-        return _window(config, SLIDING_WINDOW), _layers_of_pattern(
-            config, GEMMA3_PERIOD, num_layers
-        )
-    if model_type == GPT_OSS:
-        named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
-        if named is None:
-            named = layers_of_period(GPT_OSS_PERIOD, num_layers)
-        return _window(config, GPT_OSS_WINDOW), named
-    if model_type == EXAONE4:
-        return _window(config, SLIDING_WINDOW), _layers_of_pattern(
-            config, EXAONE4_PERIOD, num_layers
-        )
-    if model_type not in OF_LAYERS or not config.boolean("use_sliding_window"):
+    if model_type not in WINDOWS:
         return None, ()
-    window = _window(config, None if model_type == SMOLLM3 else SLIDING_WINDOW)
+    if model_type in IF_USED and not config.boolean("use_sliding_window"):
+        return None, ()
+    window = _window(config, WINDOWS[model_type])
+    if model_type in IN_ALL_LAYERS:
+        return window, range(num_layers)
+    if model_type in (GEMMA3, EXAONE4):
+        return window, _layers_of_pattern(config, PERIODS[model_type], num_layers)
     named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
     if named is not None:
         return window, named
+    if model_type == GPT_OSS:
+        return window, layers_of_period(PERIODS[model_type], num_layers)
     if model_type == SMOLLM3:
         return window, layers_without_rope
-    first = config.integer("max_window_layers", MAX_WINDOW_LAYERS)
-    return window, range(max(first, 0), num_layers)
+    bound = max(config.integer("max_window_layers", MAX_WINDOW_LAYERS[model_type]), 0)
+    if model_type == QWEN2_MOE:
+        return window, range(0, min(bound, num_layers), 2)
+    return window, range(bound, num_layers)
 
 
 def layers_of_type(config: JsonObject, kind: str, num_layers: int) -> list[int] | None:

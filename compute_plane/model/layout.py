@@ -15,15 +15,15 @@ The canonical names are those of Hugging Face checkpoints.
     model.layers.N.mlp.down_proj.weight              blk.N.ffn_down.weight     [hidden, intermediate]
     model.norm.weight                                output_norm.weight        [hidden]
     lm_head.weight (unless tied)                     output.weight             [V, hidden]
-  Qwen2, GLM-4 and Seed-OSS have besides, and likewise of k and v [G·D]:
+  Qwen2, GLM-4, Seed-OSS and some of GLM-4.5 have besides, and likewise of k and v [G·D]:
     model.layers.N.self_attn.q_proj.bias             blk.N.attn_q.bias         [H·D]
-  Qwen3 and EXAONE 4 have besides:
+  Qwen3, EXAONE 4, dots.llm1 and some of GLM-4.5 have besides:
     model.layers.N.self_attn.q_norm.weight           blk.N.attn_q_norm.weight  [D]
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
   gpt-oss has besides, with biases of q, k, v and o (….bias), a score of each query head:
     model.layers.N.self_attn.sinks.weight            blk.N.attn_sinks.weight   [H]
-  Its GGUF files, and Seed-OSS's, call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its directories have other names for
-  all but plain matrices (`stacked_experts`).
+  Its GGUF files, Seed-OSS's and GLM-4.5's call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its
+  directories have other names for all but plain matrices (`stacked_experts`).
   Gemma 3, GLM-4 and, in the place of the norms before attention and MLP, EXAONE 4 have:
     model.layers.N.self_attn.output_norm.weight      blk.N.post_attention_norm.weight   [hidden]
     model.layers.N.mlp.output_norm.weight            blk.N.post_ffw_norm.weight         [hidden]
@@ -34,6 +34,7 @@ The canonical names are those of Hugging Face checkpoints.
   Directories of Granite 4 have in place of gate and up, and of down:
     model.layers.N.shared_mlp.input_linear.weight                              [2·intermediate, hidden]
     model.layers.N.shared_mlp.output_linear.weight                             [hidden, intermediate]
+  Of layers behind the last one, which predict ahead, nothing is used (`is_left_out`).
   Mixtures of experts have a router and experts in place of the MLP (`expert_layout`).
 """  # noqa: E501 - a table
 
@@ -50,7 +51,7 @@ import numpy as np
 from compute_plane.model import expert_layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.spec import ModelSpec, faults_of
+from compute_plane.model.spec import Mixture, ModelSpec, faults_of
 from compute_plane.model.tensor import IntArray, RawTensor, RunOfRows, TensorFormat
 
 PREFIX = "model."
@@ -125,6 +126,7 @@ GGUF_LAYER_NAMES = {
 GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt-oss": {MLP_NORM: "post_attention_norm"},
     "seed_oss": {MLP_NORM: "post_attention_norm"},
+    "glm4moe": {MLP_NORM: "post_attention_norm"},
 }
 """What GGUF files of an architecture call a role, where that is another name."""
 GGUF_GLOBAL_NAMES = {
@@ -135,6 +137,8 @@ GGUF_GLOBAL_NAMES = {
 GGUF_ROPE_DIVISORS = "rope_freqs.weight"
 GGUF_SHORT_DIVISORS = "rope_factors_short.weight"
 GGUF_LONG_DIVISORS = "rope_factors_long.weight"
+AHEAD = "model.mtp_"
+"""What layers that predict ahead begin with in directories of ERNIE 4.5."""
 GGUF_OF_ROPE = (GGUF_ROPE_DIVISORS, GGUF_SHORT_DIVISORS, GGUF_LONG_DIVISORS)
 """No tensors of the model: they say how positions are scaled."""
 
@@ -200,34 +204,38 @@ def gguf_name(canonical: str, architecture: str = "") -> str:
     return f"blk.{layer}.{name}.{part}"
 
 
+def is_left_out(spec: ModelSpec, name: str, *, in_gguf: bool) -> bool:
+    """Tell whether a tensor of a file is of layers that predict ahead, which do not run."""
+    if not ARCHITECTURES[spec.architecture].predicts_ahead:
+        return False
+    if name.startswith(AHEAD):
+        return True
+    layers, _, rest = name.partition("blk." if in_gguf else f"{PREFIX}layers.")
+    number = rest.partition(".")[0]
+    return not layers and number.isdecimal() and int(number[:9]) >= spec.num_layers
+
+
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return every tensor the model must have, canonical name to shape, in the order of use."""
-    hidden, intermediate = spec.hidden_size, spec.intermediate_size
-    layer_shapes: dict[str, tuple[int, ...]] = {
+    hidden = spec.hidden_size
+    of_attention: dict[str, tuple[int, ...]] = {
         QUERY: (spec.query_size, hidden),
         KEY: (spec.kv_size, hidden),
         VALUE: (spec.kv_size, hidden),
         OUTPUT: (hidden, spec.query_size),
     }
-    if spec.mixture is None:
-        layer_shapes |= {
-            GATE: (intermediate, hidden),
-            UP: (intermediate, hidden),
-            DOWN: (hidden, intermediate),
-        }
-    else:
-        layer_shapes |= expert_layout.mixture_shapes(spec, spec.mixture)
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
+        mixture = spec.mixture_of(layer)
         shapes |= dict.fromkeys(input_norms(spec, layer), (hidden,))
-        for role, shape in layer_shapes.items():
+        for role, shape in (of_attention | _feedforward_shapes(spec, mixture)).items():
             shapes[layer_tensor(layer, role)] = shape
         sizes = (spec.query_size, spec.kv_size, spec.kv_size)
         shapes |= {name: (n,) for name, n in zip(qkv_biases(spec, layer), sizes, strict=False)}
         shapes |= dict.fromkeys(output_bias(spec, layer), (hidden,))
         shapes |= dict.fromkeys(sinks(spec, layer), (spec.num_heads,))
-        if spec.mixture is not None and spec.has_all_biases:
-            biases = expert_layout.bias_shapes(spec, spec.mixture).items()
+        if mixture is not None:
+            biases = expert_layout.bias_shapes(spec, mixture).items()
             shapes |= {layer_tensor(layer, role, BIAS): shape for role, shape in biases}
         shapes |= dict.fromkeys(head_norms(spec, layer), (spec.head_dim,))
         shapes |= dict.fromkeys(output_norms(spec, layer), (hidden,))
@@ -235,6 +243,15 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if not spec.tie_embeddings:
         shapes[LM_HEAD] = (spec.vocab_size, hidden)
     return shapes
+
+
+def _feedforward_shapes(spec: ModelSpec, mixture: Mixture | None) -> dict[str, tuple[int, ...]]:
+    """Return the roles and shapes of a layer's MLP, or of its mixture."""
+    if mixture is not None:
+        of_all = expert_layout.shared_shapes(spec, mixture)
+        return expert_layout.mixture_shapes(spec, mixture) | of_all
+    inner, hidden = spec.mlp_size, spec.hidden_size
+    return {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,13 +282,11 @@ def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, RowsOfPart]:
                 first += count
     if spec.mixture is not None:
         stored = list(expert_layout.stored_mixture(spec, spec.mixture, in_gguf=in_gguf))
-        for layer in range(spec.num_layers):
-            for role, rows in stored:
-                parts[layer_tensor(layer, role, rows.part)] = RowsOfPart(
-                    layer_tensor(layer, rows.stored, rows.part),
-                    rows.first,
-                    rows.count,
-                    rows.shape,
+        for layer in range(spec.mixture.dense_layers, spec.num_layers):
+            prefix = f"{PREFIX}layers.{layer}."
+            for name, rows in stored:
+                parts[prefix + name] = RowsOfPart(
+                    prefix + rows.stored, rows.first, rows.count, rows.shape
                 )
     return parts
 
@@ -313,12 +328,13 @@ def head_orders(spec: ModelSpec, *, turns_neighbours: bool) -> dict[str, IntArra
     first = np.arange(turning).reshape((-1, 2) if turns_neighbours else (2, -1))
     pairs = first.T if turns_neighbours else first
     order = np.concatenate([pairs, np.arange(turning, size).reshape(2, -1)], axis=1).reshape(-1)
-    parts = (WEIGHT, BIAS) if spec.has_qkv_bias else (WEIGHT,)
+    names = [(role, WEIGHT) for role in (QUERY, KEY)]
+    names += [(role, BIAS) for role in (QUERY, KEY) if spec.has_qkv_bias]
+    names += [(role, WEIGHT) for role in (QUERY_NORM, KEY_NORM) if spec.has_head_norms]
     return {
         layer_tensor(layer, role, part): order
         for layer in range(spec.num_layers)
-        for role in (QUERY, KEY)
-        for part in parts
+        for role, part in names
     }
 
 

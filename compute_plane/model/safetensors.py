@@ -114,8 +114,9 @@ def open_safetensors(
                 raise ModelFileError(
                     path, f"tensor {printable(name)} is also in {stored[name].path.name}"
                 )
-            if not name.endswith(DERIVED_SUFFIX):
-                stored[name] = entry
+            if name.endswith(DERIVED_SUFFIX) or layout.is_left_out(spec, name, in_gguf=False):
+                continue
+            stored[name] = entry
     if is_text_part:
         stored = text_tensors(stored)
     stored = {_with_prefix(name, stored): entry for name, entry in stored.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from compute_plane.model.architectures import ARCHITECTURES, Activation
 from compute_plane.model.rope_scaling import (
@@ -16,23 +16,37 @@ from compute_plane.model.rope_scaling import (
 
 MAX_LAYERS = 4096
 MAX_VOCAB_SIZE = 1 << 21
-
-
+MAX_INTERMEDIATE_SIZE: Final = 1 << 24
 MAX_EXPERTS: Final = 1024
 MAX_EXPERTS_PER_TOKEN: Final = 64
 
 
+Scores: TypeAlias = Literal["softmax", "sigmoid"]
+
+
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The experts that each layer has in place of one MLP (`compute_plane.model.mixture`).
+    """The experts that layers have in place of one MLP (`compute_plane.model.mixture`).
 
-    A token goes through `experts_per_token` of `num_experts`. `normalises_weights`: their weights
-    are a softmax over the chosen ones, otherwise over all.
+    A token goes through `experts_per_token` of `num_experts`. `scores`: what the router's logits
+    become. `normalises_weights`: weights are the chosen ones' scores over their sum, otherwise
+    their scores; `weight_scale`: times this. `corrects_choice`: each expert has a number that its
+    score has added where experts are chosen, and nowhere else. `shared_size`: width of an MLP that
+    all tokens go through besides, 0: there is none; `gates_shared`: what it gives is multiplied by
+    the sigmoid of a product of its own. `dense_layers`: how many layers, the first ones, have one
+    MLP instead, `dense_size` wide.
     """
 
     num_experts: int
     experts_per_token: int
     normalises_weights: bool = True
+    scores: Scores = "softmax"
+    weight_scale: float = 1.0
+    corrects_choice: bool = False
+    shared_size: int = 0
+    gates_shared: bool = False
+    dense_layers: int = 0
+    dense_size: int = 0
 
     def faults(self) -> list[str]:
         """Return what makes these numbers no mixture, one line each; empty if sound."""
@@ -42,6 +56,14 @@ class Mixture:
         most = max(1, min(MAX_EXPERTS_PER_TOKEN, self.num_experts))
         if not 1 <= self.experts_per_token <= most:
             faults.append(f"experts_per_token must be 1 to {most}, got {self.experts_per_token}")
+        if not (math.isfinite(self.weight_scale) and self.weight_scale > 0):
+            faults.append(f"weight_scale must be finite and above 0, got {self.weight_scale}")
+        if not 0 <= self.shared_size <= MAX_INTERMEDIATE_SIZE:
+            faults.append(
+                f"shared_size must be 0 to {MAX_INTERMEDIATE_SIZE}, got {self.shared_size}"
+            )
+        if self.dense_layers and not 1 <= self.dense_size <= MAX_INTERMEDIATE_SIZE:
+            faults.append(f"dense_size must be 1 to {MAX_INTERMEDIATE_SIZE}, got {self.dense_size}")
         return faults
 
 
@@ -97,10 +119,35 @@ class ModelSpec:
     layers_with_local_rope: frozenset[int] = frozenset()
     pooling: str = ""
     lacks_qkv_bias: bool = False
+    lacks_head_norms: bool = False
 
     def window_of(self, layer: int) -> int | None:
         """Return how many positions a token sees in a layer; None: all up to its own."""
         return self.window if layer in self.layers_with_window else None
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        """Return the mixture of a layer; None where it has one MLP."""
+        mixture = self.mixture
+        return None if mixture is None or layer < mixture.dense_layers else mixture
+
+    @property
+    def mlp_size(self) -> int:
+        """Width of the one MLP of layers that have one; 0: no layer has."""
+        mixture = self.mixture
+        if mixture is None:
+            return self.intermediate_size
+        return mixture.dense_size if mixture.dense_layers else 0
+
+    @property
+    def common_mlp_sizes(self) -> frozenset[int]:
+        """Widths of the MLPs that all tokens of a step go through."""
+        shared_size = 0 if self.mixture is None else self.mixture.shared_size
+        return frozenset({self.mlp_size, shared_size} - {0})
+
+    @property
+    def mlp_sizes(self) -> frozenset[int]:
+        """Widths of all MLPs, experts among them."""
+        return self.common_mlp_sizes | {self.intermediate_size}
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -110,7 +157,7 @@ class ModelSpec:
     @property
     def has_head_norms(self) -> bool:
         """Whether query and key heads are normalised before they are rotated."""
-        return ARCHITECTURES[self.architecture].has_head_norms
+        return ARCHITECTURES[self.architecture].has_head_norms and not self.lacks_head_norms
 
     @property
     def has_output_norms(self) -> bool:
@@ -174,7 +221,7 @@ def faults_of(spec: ModelSpec) -> list[str]:
         "num_kv_heads": 1 << 16,
         "head_dim": 1 << 12,
         "hidden_size": 1 << 20,
-        "intermediate_size": 1 << 24,
+        "intermediate_size": MAX_INTERMEDIATE_SIZE,
         "context_length": MAX_CONTEXT_LENGTH,
     }
     faults = []
@@ -201,6 +248,12 @@ def faults_of(spec: ModelSpec) -> list[str]:
             faults.append(f"{name} must be finite and at least 1, got {theta}")
     if not 0 < spec.rms_norm_eps < 1:
         faults.append(f"rms_norm_eps must be between 0 and 1, got {spec.rms_norm_eps}")
-    if spec.mixture is not None and (spec.has_output_norms or spec.activation == "gelu"):
+    mixture = spec.mixture
+    if mixture is not None and (spec.has_output_norms or spec.activation == "gelu"):
         faults.append(f"mixtures of experts are not computed in {spec.architecture} models")
+    if mixture is not None and not 0 <= mixture.dense_layers < spec.num_layers:
+        faults.append(
+            f"layers without experts must be 0 to {spec.num_layers - 1}, of {spec.num_layers} "
+            f"layers, got {mixture.dense_layers}"
+        )
     return faults + scaling_faults(spec.rope_scaling, spec.num_turning, spec.rope_theta)

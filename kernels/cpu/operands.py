@@ -223,18 +223,18 @@ class Merge(IntEnum):
 
 
 class Routing(IntEnum):
-    """Operands of `route_tokens`, `group_by_expert`, `rows_of_experts` and `add_experts`.
+    """Operands of the operations of `kernels.cpu.routing`.
 
     T tokens of the piece, E experts, C chosen by each token; R = T · C rows, sorted by expert.
     """
 
     LOGITS = FIRST_OPERAND
-    """float32 [T, E]: the router's."""
+    """float32 [T, E]: the router's; add_shared: [T], of what gates what the shared MLP gave."""
     NUM_EXPERTS = 3
     PER_TOKEN = 4
     """C."""
     NORMALISES = 5
-    """1: weights are a softmax over the chosen experts; 0: over all."""
+    """1: weights are scores over the sum of those of the chosen experts; 0: they are scores."""
     CHOSEN = 6
     """int32 [T, C]: each token's experts, the likeliest first; of equal ones the lower number."""
     WEIGHTS = 7
@@ -247,9 +247,11 @@ class Routing(IntEnum):
     """int32 [1 + 3 · E]: how many experts have rows; of each of these its number, its first row
     and how many rows."""
     SOURCE = 11
-    """rows_of_experts: rows of the tokens; add_experts: float32 [R, N], what the experts gave."""
+    """rows_of_experts: rows of the tokens; add_experts: float32 [R, N], what the experts gave;
+    add_shared: float32 [T, N], what the shared MLP gave."""
     OUT = 12
-    """rows_of_experts: the rows, each token's as it is; add_experts: float32 rows, added to."""
+    """rows_of_experts: the rows, each token's as it is; add_experts, add_shared: float32 rows,
+    added to."""
     ROW_BYTES = 13
     """rows_of_experts only: of SOURCE and OUT."""
     BESIDE = 14
@@ -257,9 +259,15 @@ class Routing(IntEnum):
     the rows of SOURCE and of OUT (`matrix_product`), GROUP_BYTES a row; 0: nothing does."""
     GROUP_BYTES = 15
     N = 16
-    """add_experts only: elements of a row."""
+    """add_experts, add_shared: elements of a row."""
     BIASES = 17
     """add_experts only: float32 [E, N], added to what experts gave before that is weighed; or 0."""
+    IS_SIGMOID = 18
+    """route_tokens only. 0: scores are a softmax over all experts; 1: the sigmoid of each."""
+    CORRECTION = 19
+    """route_tokens only: float32 [E], what scores have added where experts are chosen; or 0."""
+    SCALE = 20
+    """route_tokens only: address of a float32, what weights are multiplied by; or 0."""
 
 
 NUM_BESIDE: Final = 4

@@ -4,6 +4,7 @@
     group_by_expert   the rows of each expert, one expert behind the other
     rows_of_experts   the rows that products of experts read, copied from those of the tokens
     add_experts       weights · what the experts gave (and their biases), added to each token
+    add_shared        σ(gate) · what an MLP gave that all tokens go through, added to each token
 
     tokens     0        1        2            chosen  [[3, 0], [3, 5], [0, 3]]
     rows       0  2  │  0  1  2  │  1         TOKENS  [0, 2, 0, 1, 2, 1]
@@ -111,26 +112,98 @@ def weigh(
         write_float32(weights, c, read_float32(numbers, place) / total)
 
 
+@unfused
+def write_sigmoids(logits: int, count: int, numbers: int) -> None:
+    """Write the sigmoids of logits. `numbers`: float32, padded; e^−|x| on the way."""
+    for i in range(padded(count)):
+        write_float32(numbers, i, -abs(read_float32(logits, min(i, count - 1))))
+    exponentials(numbers, padded(count), np.float32(0.0))
+    for i in range(count):
+        power = read_float32(numbers, i)
+        top = np.float32(1.0) if read_float32(logits, i) >= 0 else power
+        write_float32(numbers, i, top / (np.float32(1.0) + power))
+
+
+@unfused
+def write_softmax(logits: int, count: int, numbers: int) -> None:
+    """Write the softmax of logits. `numbers`: float32, padded."""
+    largest = read_float32(logits, 0)
+    for i in range(1, count):
+        largest = max(largest, read_float32(logits, i))
+    for i in range(padded(count)):
+        write_float32(numbers, i, read_float32(logits, min(i, count - 1)))
+    exponentials(numbers, padded(count), largest)
+    total = np.float32(0.0)
+    for i in range(count):
+        total += read_float32(numbers, i)
+    for i in range(count):
+        write_float32(numbers, i, read_float32(numbers, i) / total)
+
+
+@unfused
+def weigh_scores(
+    logits: int, num_experts: int, chosen: int, per_token: int, weights: int, normalises: bool,
+    scores: int,
+) -> None:  # fmt: skip
+    """Write the chosen experts' scores, over their sum or as they are; NaN if logits are none."""
+    is_finite = True
+    for expert in range(num_experts):
+        is_finite = is_finite and -np.inf < read_float32(logits, expert) < np.inf
+    total = np.float32(1.0)
+    if normalises:
+        total = np.float32(0.0)
+        for c in range(per_token):
+            total += read_float32(scores, read_int32(chosen, c))
+    if not is_finite:
+        total = np.float32(np.nan)
+    for c in range(per_token):
+        write_float32(weights, c, read_float32(scores, read_int32(chosen, c)) / total)
+
+
+@unfused
+def choose(ranks: int, num_experts: int, chosen: int, per_token: int) -> None:
+    """Write the experts with the largest ranks, which are logits or corrected scores."""
+    expert = -1
+    for c in range(per_token):
+        expert = next_expert(ranks, num_experts, expert)
+        if expert < 0:
+            expert = c  # of a row that is not finite: any will do, its weights are NaN
+        write_int32(chosen, c, expert)
+
+
 @operation()
 def route_tokens(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Choose and weigh the experts of a run of tokens."""
     num_experts, per_token = word(record, Routing.NUM_EXPERTS), word(record, Routing.PER_TOKEN)
     num_tokens = word(header, StepWord.NUM_TOKENS)
+    normalises = word(record, Routing.NORMALISES) != 0
+    is_sigmoid, correction = word(record, Routing.IS_SIGMOID), word(record, Routing.CORRECTION)
+    scale = word(record, Routing.SCALE)
     numbers = scratch(header, worker)
+    corrected = numbers + 4 * padded(num_experts)
     for token in range(num_tokens * chunk // num_chunks, num_tokens * (chunk + 1) // num_chunks):
         logits = word(record, Routing.LOGITS) + 4 * token * num_experts
         chosen = word(record, Routing.CHOSEN) + 4 * token * per_token
         weights = word(record, Routing.WEIGHTS) + 4 * token * per_token
-        expert = -1
-        for c in range(per_token):
-            expert = next_expert(logits, num_experts, expert)
-            if expert < 0:
-                expert = c  # of a row that is not finite: any will do, its weights are NaN
-            write_int32(chosen, c, expert)
-        weigh(
-            logits, num_experts, chosen, per_token, weights,
-            word(record, Routing.NORMALISES) != 0, numbers,
-        )  # fmt: skip
+        if is_sigmoid == 0 and correction == 0:
+            choose(logits, num_experts, chosen, per_token)
+            weigh(logits, num_experts, chosen, per_token, weights, normalises, numbers)
+        else:
+            if is_sigmoid != 0:
+                write_sigmoids(logits, num_experts, numbers)
+            else:
+                write_softmax(logits, num_experts, numbers)
+            ranks = logits
+            if correction != 0:
+                ranks = corrected
+                for i in range(num_experts):
+                    rank = read_float32(numbers, i) + read_float32(correction, i)
+                    write_float32(corrected, i, rank)
+            choose(ranks, num_experts, chosen, per_token)
+            weigh_scores(logits, num_experts, chosen, per_token, weights, normalises, numbers)
+        if scale != 0:
+            for c in range(per_token):
+                write_float32(weights, c, read_float32(weights, c) * read_float32(scale, 0))
 
 
 @operation()
@@ -204,3 +277,16 @@ def add_experts(record: int, header: int, chunk: int, num_chunks: int, worker: i
                 add_weighted(bias, read_float32(weights, c), sums, n)
         out = word(record, Routing.OUT) + 4 * n * (first + token)
         add_weighted(sums, np.float32(1.0), out, n)
+
+
+@operation()
+def add_shared(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Add to each token of a run what the shared MLP gave, times the sigmoid of its gate."""
+    n, given = word(record, Routing.N), word(record, Routing.SOURCE)
+    num_tokens = word(header, StepWord.NUM_TOKENS)
+    first = word(header, StepWord.FIRST_TOKEN)
+    numbers = scratch(header, worker)
+    for token in range(num_tokens * chunk // num_chunks, num_tokens * (chunk + 1) // num_chunks):
+        write_sigmoids(word(record, Routing.LOGITS) + 4 * token, 1, numbers)
+        out = word(record, Routing.OUT) + 4 * n * (first + token)
+        add_weighted(given + 4 * n * token, read_float32(numbers, 0), out, n)

@@ -8,7 +8,8 @@ layer's largest reads. Specification: `kernels.reference.mixture`.
 experts lane, lane + 32, … as words that rise with them; with its expert's number each becomes a key
 (`ordered_floats`: of equals the lower number first), so all keys of a token are different. C times
 the largest of all lanes' keys is taken out; lane c keeps the c-th. The weights are a softmax over
-those, or over all of the token's logits.
+those, or over all of the token's logits. Where scores are sigmoids, or have a correction added for
+the choice, the words are those of the sums, and lane c makes the score of its expert once more.
 
     shared   chosen  │ expert of pair 0 │ of pair 1 │ …        T · C
 
@@ -42,13 +43,24 @@ from numba import cuda, float32, int32, int64, uint32
 from kernels.cuda.expert_tiles import MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, TILE_NUMBERS
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
-from kernels.cuda.instructions.exact_float32 import divide_float32
+from kernels.cuda.instructions.exact_float32 import (
+    add_float32,
+    divide_float32,
+    multiply_float32,
+)
 from kernels.cuda.lanes import lane_and_warp, sum_up_to_lane, warp_sum
 from kernels.cuda.ordered_floats import NO_KEY, key_of_word, logit_of_key, rising_word, token_of_key
-from kernels.cuda.variant import Expectation, Pointer, Scalar, require_between
+from kernels.cuda.variant import (
+    Expectation,
+    Pointer,
+    Scalar,
+    require_between,
+    require_one_of,
+)
 
 MAX_PAIRS: Final = 2048
 """Of the largest decode graph, 256 rows, 8 each."""
+SCORES: Final = ("softmax", "sigmoid")
 LOG2_E = float32(math.log2(math.e))
 
 
@@ -56,23 +68,29 @@ LOG2_E = float32(math.log2(math.e))
 class RouteExpertsVariant:
     """The compile-time parameters: how many experts E there are, how many `chosen` C a token has.
 
-    `normalises`: weights are a softmax over those, else over all. Raises UnsupportedVariantError.
+    `scores`: "softmax" or "sigmoid" of the logits. `normalises`: weights are scores over the sum of
+    those of the chosen, else scores. `corrects`: each expert has a number that its score has added
+    where experts are chosen. Raises UnsupportedVariantError.
     """
 
     experts: int
     chosen: int
     normalises: bool = True
+    scores: str = "softmax"
+    corrects: bool = False
 
     def __post_init__(self) -> None:
         require_between("experts", 1, MAX_EXPERTS, self.experts)
         most = min(self.experts, MAX_EXPERTS_PER_TOKEN)
         require_between("chosen", 1, most, self.chosen)
+        require_one_of("scores", SCORES, self.scores)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
         over_all = "" if self.normalises else "_over_all"
-        return f"route_experts_e{self.experts}_c{self.chosen}{over_all}"
+        scores = "_sigmoid" * (self.scores == "sigmoid") + "_corrected" * self.corrects
+        return f"route_experts_e{self.experts}_c{self.chosen}{over_all}{scores}"
 
     @property
     def threads(self) -> int:
@@ -82,7 +100,8 @@ class RouteExpertsVariant:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        return ("float32*", "int32*", "int32*", "float32*", "int32", "int32", "int32")
+        of_logits = "float32*", "int32", "int32", "int32", "float32*", "float32"
+        return ("float32*", "int32*", "int32*", *of_logits)
 
     @property
     def expectation(self) -> Expectation:
@@ -107,17 +126,26 @@ def variants(*, every: bool) -> Sequence[RouteExpertsVariant]:
     """Return one of the variants, or those of the models known to us."""
     if every:
         shapes = ((8, 2), (16, 2), (32, 8), (40, 8), (60, 4), (64, 6), (64, 8), (128, 8), (512, 10))
-        return [
+        plain = [
             RouteExpertsVariant(*shape, normalises)
             for shape in shapes
             for normalises in (True, False)
         ]
-    return [RouteExpertsVariant(128, 8)]
+        others = [("softmax", True), ("sigmoid", False), ("sigmoid", True)]
+        return plain + [
+            RouteExpertsVariant(*shape, normalises, *other)
+            for shape in ((40, 6), (64, 6), (128, 8), (160, 8))
+            for normalises in (True, False)
+            for other in others
+        ]
+    return [RouteExpertsVariant(128, 8), RouteExpertsVariant(128, 8, True, "sigmoid", True)]
 
 
 def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     experts, chosen, normalises = variant.experts, variant.chosen, variant.normalises
+    is_sigmoid, corrects = variant.scores == "sigmoid", variant.corrects
+    scores_apart = is_sigmoid or corrects
     threads, warps = variant.threads, variant.threads // 32
     slots = -(-experts // 32)
     parts, num_places = threads // experts, threads + 1
@@ -143,6 +171,13 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
                 before += of_warps[other]
         return before
 
+    @cuda.jit(device=True, inline="always")
+    def score_of(logit: Scalar, peak: Scalar, total: Scalar) -> Scalar:
+        """Return a sigmoid, or the share of a softmax whose largest logit is `peak`."""
+        if is_sigmoid:
+            return divide_float32(float32(1), float32(1) + exp2(-logit * LOG2_E))
+        return divide_float32(exp2((logit - peak) * LOG2_E), total)
+
     def route_experts(
         weights: Pointer,
         order: Pointer,
@@ -151,11 +186,14 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
         num_tokens: Scalar,
         tile_bits: Scalar,
         num_tiles: Scalar,
+        correction: Pointer,
+        scale: Scalar,
     ) -> None:
         """Choose, weigh, sort.
 
-        `weights`: [T, C]. `order`: [T·C]; `tiles`: [num_tiles, 3], of 2^`tile_bits` pairs, those
-        behind the last one without any. `logits`: [T, E].
+        `weights`: [T, C], times `scale`. `order`: [T·C]; `tiles`: [num_tiles, 3], of 2^`tile_bits`
+        pairs, those behind the last one without any. `logits`: [T, E]. `correction`: [E]; not
+        touched where there is none.
         """
         let_next_begin()
         wait_for_previous()
@@ -169,11 +207,30 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
 
         for token in range(warp, num_tokens, warps):
             row = int64(token) * experts
+            most, everything = float32(0), float32(1)
+            if corrects and not is_sigmoid:
+                most = logits[row]
+                for s in range(slots):
+                    of_lane = lane + 32 * s
+                    if of_lane < experts:
+                        most = max(most, logits[row + of_lane])
+                for step in range(5):
+                    most = max(most, cuda.shfl_xor_sync(FULL_WARP, most, 16 >> step))
+                everything = float32(0)
+                for s in range(slots):
+                    of_lane = lane + 32 * s
+                    if of_lane < experts:
+                        everything += exp2((logits[row + of_lane] - most) * LOG2_E)
+                everything = warp_sum(everything)
             for s in range(slots):
                 of_lane = lane + 32 * s
                 words[s] = uint32(0)
                 if of_lane < experts:
-                    words[s] = rising_word(logits[row + of_lane])
+                    rank = logits[row + of_lane]
+                    if corrects:
+                        score = score_of(rank, most, everything)
+                        rank = add_float32(score, correction[of_lane])
+                    words[s] = rising_word(rank)
             taken = uint32(0)  # a bit for each of the lane's experts
             peak, own = float32(0), float32(0)
             for c in range(chosen):
@@ -187,6 +244,8 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
                 if expert % 32 == lane:
                     taken |= uint32(1) << uint32(expert // 32)
                 logit = logit_of_key(largest)
+                if scores_apart:
+                    logit = logits[row + expert]
                 if c == 0:
                     peak = logit
                 if lane == c:
@@ -194,17 +253,23 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
                     expert_of[token * chosen + c] = expert
             power = float32(0)
             if lane < chosen:
-                power = exp2((own - peak) * LOG2_E)
+                if scores_apart:
+                    power = score_of(own, most, everything)
+                else:
+                    power = exp2((own - peak) * LOG2_E)
             mass = power
-            if not normalises:
+            if not normalises and not scores_apart:
                 mass = float32(0)
                 for s in range(slots):
                     of_lane = lane + 32 * s
                     if of_lane < experts:
                         mass += exp2((logits[row + of_lane] - peak) * LOG2_E)
             total = warp_sum(mass)
+            if scores_apart and not normalises:
+                total = float32(1)
             if lane < chosen:
-                weights[int64(token) * chosen + lane] = divide_float32(power, total)
+                weight = divide_float32(power, total)
+                weights[int64(token) * chosen + lane] = multiply_float32(weight, scale)
 
         cuda.syncthreads()
         expert, part = int32(thread // parts), int32(thread % parts)

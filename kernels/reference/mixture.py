@@ -1,6 +1,6 @@
 """Mixtures of experts: which a token goes through, and how what they give is put together.
 
-Source: Shazeer et al. 2017; Jiang et al. 2024.
+Source: Shazeer et al. 2017; Jiang et al. 2024; of sigmoids and corrections DeepSeek-AI 2024 (V3).
 """
 
 from __future__ import annotations
@@ -14,20 +14,34 @@ Int32Array = npt.NDArray[np.int32]
 
 
 def route(
-    logits: Float32Array, *, normalises: bool, chosen: Int32Array, weights: Float32Array
+    logits: Float32Array,
+    *,
+    normalises: bool,
+    chosen: Int32Array,
+    weights: Float32Array,
+    is_sigmoid: bool = False,
+    correction: Float32Array | None = None,
+    scale: float = 1.0,
 ) -> None:
     """Choose experts for each token, and weigh them.
 
-    `logits`: [T, E]. `chosen`, `weights`: [T, C], the experts with the C largest logits, the
-    largest first, of equal ones the lower number; and softmax(logits) of each, over those C where
-    it `normalises`, else over all E.
+    `logits`: [T, E]. A score is softmax(logits) over all E, or the sigmoid of a logit. `chosen`,
+    `weights`: [T, C], the experts with the C largest logits, or with a `correction`, float32 [E],
+    scores and corrections; the largest first, of equal ones the lower number. Weights are their
+    scores times `scale`, where it `normalises` over the sum of those C.
     """
     count = chosen.shape[1]
-    chosen[:] = np.argsort(-logits, axis=1, kind="stable")[:, :count]
-    taken = np.take_along_axis(logits, chosen, axis=1).astype(np.float64)
-    largest = taken[:, :1]
-    over = taken if normalises else logits.astype(np.float64)
-    weights[:] = np.exp(taken - largest) / np.exp(over - largest).sum(axis=1, keepdims=True)
+    exact = logits.astype(np.float64)
+    if is_sigmoid:
+        scores = 1 / (1 + np.exp(-exact))
+    else:
+        powers = np.exp(exact - exact.max(axis=1, keepdims=True))
+        scores = powers / powers.sum(axis=1, keepdims=True)
+    ranks = logits if correction is None else scores.astype(np.float32) + correction
+    chosen[:] = np.argsort(-ranks, axis=1, kind="stable")[:, :count]
+    taken = np.take_along_axis(scores, chosen, axis=1)
+    total = taken.sum(axis=1, keepdims=True) if normalises else 1.0
+    weights[:] = taken / total * scale
 
 
 def sort_pairs(
@@ -58,3 +72,12 @@ def add_experts(given: Float32Array, weights: Float32Array, out: Float32Array) -
     `given`: [T, C, N]. `weights`: [T, C]. `out`: [T, N].
     """
     out += np.einsum("tcn,tc->tn", given.astype(np.float64), weights).astype(np.float32)
+
+
+def add_shared(given: Float32Array, gates: Float32Array, out: Float32Array) -> None:
+    """Add to each token the sigmoid of its gate times what an MLP gave it that all go through.
+
+    `given`, `out`: [T, N]. `gates`: [T].
+    """
+    sigmoids = 1 / (1 + np.exp(-gates.astype(np.float64)))
+    out += (given * sigmoids[:, None]).astype(np.float32)

@@ -72,6 +72,8 @@ KINDS = {
     "mixture in Q4_K and Q6_K": ("auto", {"down": Q6_K, EVERY: Q4_K}, "bfloat16"),
     "mixture in bfloat16": ("bfloat16", {}, "bfloat16"),
     "mixture in Q8_0 and BF16": ("auto", {"gate_proj": Q8_0, EVERY: BF16}, "int8"),
+    "shared experts in float32": ("float32", {}, "float32"),
+    "shared experts in Q4_1": ("auto", {EVERY: Q4_1}, "bfloat16"),
     "windows in float32": ("float32", {}, "float32"),
     "windows, int8 pool": ("auto", {EVERY: Q8_0}, "int8"),
     "Gemma 3 in float32": ("float32", {}, "float32"),
@@ -101,6 +103,12 @@ def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
     spec = replace(SPEC, architecture=architecture)
     if kind.startswith("mixture"):
         spec = replace(spec, architecture="mixtral", mixture=Mixture(7, 3))
+    if kind.startswith("shared"):
+        mixture = Mixture(
+            7, 3, True, "sigmoid", 1.5, True, shared_size=96, gates_shared=True,
+            dense_layers=1, dense_size=64,
+        )  # fmt: skip
+        spec = replace(spec, architecture="qwen2moe", mixture=mixture)
     if kind.startswith(("windows", "Gemma")):
         spec = replace(spec, window=WINDOW, layers_with_window=frozenset({1}))
     if kind.startswith("Gemma"):
@@ -240,7 +248,7 @@ def check_prompts(
             others.append(error)
     # Where bits are not promised, a near tie between experts goes one way alone and another in
     # company, and what is said from there on is something else (ADR 0032).
-    has_ties = kind.startswith("mixture") and not target.keeps_bits
+    has_ties = kind.startswith(("mixture", "shared")) and not target.keeps_bits
     if len(others) > (len(each) // 4 if has_ties else 0):
         raise others[0]
 
@@ -320,6 +328,7 @@ SAME_ON_EVERY_SET = [
     "float32",
     "Qwen3 in float32",
     "mixture in float32",
+    "shared experts in float32",
     "windows in float32",
     "Gemma 3 in float32",
 ]

@@ -20,6 +20,8 @@ from kernels.reference.mixture import add_experts, route, sort_pairs
 
 WIDTHS = (8, 16, 32)
 """Pairs of a tile."""
+SCALE = 1.75
+"""Of weights."""
 
 
 def draw_router_logits(variant: RouterLogitsVariant, seed: int) -> list[Case]:
@@ -70,17 +72,25 @@ def draw_route_experts(variant: RouteExpertsVariant, seed: int) -> list[Case]:
     mixed[4, 1::2] = 0.0
     alike = np.tile(mixed[0], (37, 1))
     alike[-1] = -alike[-1]
+    spread = 0.5 if variant.scores == "sigmoid" else 2 / variant.experts
+    correction = (spread * rng.standard_normal(variant.experts)).astype(np.float32)
     return [
-        _routed(variant, logits, tile_pairs)
+        _routed(variant, logits, correction, tile_pairs)
         for logits, tile_pairs in ((mixed, WIDTHS[1]), (alike, WIDTHS[0]), (mixed[:1], WIDTHS[2]))
     ]
 
 
-def _routed(variant: RouteExpertsVariant, logits: Array, tile_pairs: int) -> Case:
+def _routed(
+    variant: RouteExpertsVariant, logits: Array, correction: Array, tile_pairs: int
+) -> Case:
     def case(rows: Array) -> Case:
         shape = len(rows), variant.chosen
         chosen, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        route(rows, normalises=variant.normalises, chosen=chosen, weights=weights)
+        route(
+            rows, normalises=variant.normalises, chosen=chosen, weights=weights,
+            is_sigmoid=variant.scores == "sigmoid",
+            correction=correction if variant.corrects else None, scale=SCALE,
+        )  # fmt: skip
         num_tiles = most_tiles(chosen.size, variant.experts, tile_pairs) + 1
         order, tiles = np.empty(chosen.size, np.int32), np.empty((num_tiles, TILE_NUMBERS), "i4")
         sort_pairs(chosen, variant.experts, tile_pairs, order, tiles)
@@ -92,8 +102,15 @@ def _routed(variant: RouteExpertsVariant, logits: Array, tile_pairs: int) -> Cas
                 "order": poison("int32", order.shape),
                 "tiles": poison("int32", tiles.shape),
                 "logits": rows,
+                "correction": correction,
             },
-            (Launch(variant, variant.grid, ("weights", "order", "tiles", "logits", *scalars)),),
+            (
+                Launch(
+                    variant,
+                    variant.grid,
+                    ("weights", "order", "tiles", "logits", *scalars, "correction", SCALE),
+                ),
+            ),
             {
                 "weights": Expected("float32", weights, TOLERANCES["float32"]),
                 "order": Expected("int32", order, 0.0),

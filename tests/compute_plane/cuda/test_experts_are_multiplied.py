@@ -30,7 +30,7 @@ from compute_plane.executor.registry import ExecutorContext
 from compute_plane.model import expert_layout, layout
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.loader import LoadedModel
-from compute_plane.model.spec import Mixture, ModelSpec
+from compute_plane.model.spec import Mixture, ModelSpec, Scores
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.reference import mixture as reference
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
@@ -54,6 +54,29 @@ def test_experts_and_weights_are_those_of_the_reference(normalises: bool) -> Non
     chosen, weights = choose(logits, Mixture(9, 4, normalises_weights=normalises))
     expected, weighed = np.empty((20, 4), np.int32), np.empty((20, 4), np.float32)
     reference.route(x @ router.T, normalises=normalises, chosen=expected, weights=weighed)
+    np.testing.assert_array_equal(chosen.numpy(), expected)
+    np.testing.assert_allclose(weights.numpy(), weighed, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalises", [False, True])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("corrects", [False, True])
+def test_scores_may_be_sigmoids_and_corrected_where_experts_are_chosen(
+    normalises: bool, scores: Scores, corrects: bool
+) -> None:
+    random = np.random.default_rng(1)
+    logits = 2 * random.standard_normal((20, 9), np.float32)
+    correction = 0.3 * random.standard_normal(9, np.float32) if corrects else None
+    chosen, weights = choose(
+        torch.from_numpy(logits),
+        Mixture(9, 4, normalises, scores, 1.75),
+        None if correction is None else torch.from_numpy(correction),
+    )
+    expected, weighed = np.empty((20, 4), np.int32), np.empty((20, 4), np.float32)
+    reference.route(
+        logits, normalises=normalises, chosen=expected, weights=weighed,
+        is_sigmoid=scores == "sigmoid", correction=correction, scale=1.75,
+    )  # fmt: skip
     np.testing.assert_array_equal(chosen.numpy(), expected)
     np.testing.assert_allclose(weights.numpy(), weighed, rtol=1e-5)
 

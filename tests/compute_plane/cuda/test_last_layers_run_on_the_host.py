@@ -13,6 +13,7 @@ from compute_plane.cuda.host_layers import HostLayersExecutor, rows_for_the_host
 from compute_plane.cuda.layer_products import Hidden
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor, SamplingRow
 from compute_plane.model.architectures import ARCHITECTURES
+from compute_plane.model.mixture import SHARING
 from compute_plane.model.spec import Mixture
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, cut_executor
@@ -74,6 +75,10 @@ def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_e
         spec = replace(spec, layers_without_rope=frozenset({0, 3}))
     if ARCHITECTURES[architecture].experts == "always":
         spec = replace(spec, mixture=Mixture(5, 2))
+    if architecture in SHARING:
+        shared = {"shared_size": 96, "dense_layers": 2, "dense_size": 64, "corrects_choice": True}
+        gates = architecture == "qwen2moe"
+        spec = replace(spec, mixture=Mixture(5, 2, gates_shared=gates, **shared))
     if architecture == "granite":
         spec = replace(spec, embedding_scale=5.0, score_scale=0.3, logits_scale=0.25)
     if architecture == "gemma3":

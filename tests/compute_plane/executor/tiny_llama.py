@@ -15,7 +15,12 @@ from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool
 from compute_plane.model import layout
 from compute_plane.model.assets import ModelAssets
-from compute_plane.model.expert_layout import ROUTER, bias_shapes, mixture_shapes
+from compute_plane.model.expert_layout import (
+    ROUTER,
+    bias_shapes,
+    mixture_shapes,
+    shared_shapes,
+)
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.rope_scaling import RopeScaling
@@ -82,24 +87,27 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
             found |= {"attn_output_norm": norm(), "mlp_output_norm": norm()}
         return found
 
-    def mixture() -> dict[str, np.ndarray]:
+    def mixture(layer: int) -> dict[str, np.ndarray]:
         """The router's logits differ enough for weights that are not all alike."""
-        if spec.mixture is None:
+        of = spec.mixture_of(layer)
+        if of is None:
             return {}
-        shapes = mixture_shapes(spec, spec.mixture)
+        shapes = mixture_shapes(spec, of) | shared_shapes(spec, of)
         return {
             role: matrix(*shape) * (2 if role == ROUTER else 1) for role, shape in shapes.items()
         }
 
     def named(layer: int) -> dict[str, np.ndarray]:
-        """Sinks, and the biases that only models with all of them have."""
+        """Sinks, and vectors of mixtures and of models with all biases."""
         shapes = dict.fromkeys(layout.sinks(spec, layer), (spec.num_heads,))
         shapes |= dict.fromkeys(layout.output_bias(spec, layer), (spec.hidden_size,))
-        if spec.mixture is not None and spec.has_all_biases:
-            for role, shape in bias_shapes(spec, spec.mixture).items():
+        of = spec.mixture_of(layer)
+        if of is not None:
+            for role, shape in bias_shapes(spec, of).items():
                 shapes[layout.layer_tensor(layer, role, layout.BIAS)] = shape
         return {name: matrix(*shape) * 4 for name, shape in shapes.items()}
 
+    inner = spec.mlp_size or spec.intermediate_size
     embedding = matrix(spec.vocab_size, spec.hidden_size) * 4
     return LlamaWeights(
         embedding=embedding,
@@ -111,11 +119,11 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
                 v=matrix(spec.kv_size, spec.hidden_size),
                 o=matrix(spec.hidden_size, spec.query_size),
                 mlp_norm=norm(),
-                gate=matrix(spec.intermediate_size, spec.hidden_size),
-                up=matrix(spec.intermediate_size, spec.hidden_size),
-                down=matrix(spec.hidden_size, spec.intermediate_size),
+                gate=matrix(inner, spec.hidden_size),
+                up=matrix(inner, spec.hidden_size),
+                down=matrix(spec.hidden_size, inner),
                 **changes(),
-                mixture=mixture(),
+                mixture=mixture(index),
                 named=named(index),
             )
             for index in range(spec.num_layers)

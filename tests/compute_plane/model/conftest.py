@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,201 +13,8 @@ import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 from safetensors.numpy import save_file
 
-from tests.compute_plane.model.mixture_tensors import MIXTURES, experts_in_gguf, mixture_shapes
-
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MERGES = ("h e", "l l", "he ll", "hell o", "Ġ Ġ", "Ġ hell")
-
-
-def byte_alphabet() -> list[str]:
-    """The printable character that byte-level BPE spells each byte with, by byte."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in kept]
-    spelling = {byte: chr(byte) for byte in kept}
-    spelling |= {byte: chr(256 + index) for index, byte in enumerate(rest)}
-    return [spelling[byte] for byte in range(256)]
-
-
-TOKENS = (*SPECIALS, *byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES))
-
-
-FUSED = {
-    "phi3": {
-        "self_attn.qkv": ("self_attn.q", "self_attn.k", "self_attn.v"),
-        "mlp.gate_up": ("mlp.gate", "mlp.up"),
-    },
-    "glm4": {"mlp.gate_up": ("mlp.gate", "mlp.up")},
-}
-"""Matrices that files of an architecture hold in one."""
-
-
-@dataclass
-class TinyModel:
-    """The numbers and the weights of a model; names and row order are Hugging Face's."""
-
-    num_layers: int = 2
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 16
-    hidden_size: int = 64
-    intermediate_size: int = 96
-    tied: bool = True
-    seed: int = 7
-    architecture: str = "llama"
-    rotary_dim: int | None = None
-    num_experts: int = 6
-    weights: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng(self.seed)
-        query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        hidden, inner = self.hidden_size, self.intermediate_size
-        shapes = {"model.embed_tokens.weight": (len(TOKENS), hidden)}
-        for layer in range(self.num_layers):
-            prefix = f"model.layers.{layer}."
-            shapes |= {
-                prefix + "input_layernorm.weight": (hidden,),
-                prefix + "self_attn.q_proj.weight": (query, hidden),
-                prefix + "self_attn.k_proj.weight": (kv, hidden),
-                prefix + "self_attn.v_proj.weight": (kv, hidden),
-                prefix + "self_attn.o_proj.weight": (hidden, query),
-                prefix + "post_attention_layernorm.weight": (hidden,),
-                prefix + "mlp.gate_proj.weight": (inner, hidden),
-                prefix + "mlp.up_proj.weight": (inner, hidden),
-                prefix + "mlp.down_proj.weight": (hidden, inner),
-            }
-            if self.architecture == "exaone4":
-                del shapes[prefix + "input_layernorm.weight"]
-                shapes[prefix + "post_feedforward_layernorm.weight"] = (hidden,)
-            for fused, parts in FUSED.get(self.architecture, {}).items():
-                rows = sum(shapes.pop(f"{prefix}{part}_proj.weight")[0] for part in parts)
-                shapes[f"{prefix}{fused}_proj.weight"] = (rows, hidden)
-            if self.architecture == "granitemoehybrid":
-                for part in ("gate", "up", "down"):
-                    del shapes[f"{prefix}mlp.{part}_proj.weight"]
-                shapes[prefix + "shared_mlp.input_linear.weight"] = (2 * inner, hidden)
-                shapes[prefix + "shared_mlp.output_linear.weight"] = (hidden, inner)
-            if self.architecture in MIXTURES:
-                for part in ("gate", "up", "down"):
-                    del shapes[f"{prefix}mlp.{part}_proj.weight"]
-                for name, shape in mixture_shapes(self).items():
-                    shapes[prefix + name] = shape
-            if self.architecture == "gpt_oss":
-                shapes[prefix + "self_attn.o_proj.bias"] = (hidden,)
-                shapes[prefix + "self_attn.sinks"] = (self.num_heads,)
-            if self.architecture in ("qwen2", "glm4", "gpt_oss", "seed_oss"):
-                shapes[prefix + "self_attn.q_proj.bias"] = (query,)
-                shapes[prefix + "self_attn.k_proj.bias"] = (kv,)
-                shapes[prefix + "self_attn.v_proj.bias"] = (kv,)
-            shapes |= {prefix + name: shape for name, shape in self._norm_shapes().items()}
-        shapes["model.norm.weight"] = (hidden,)
-        if not self.tied:
-            shapes["lm_head.weight"] = (len(TOKENS), hidden)
-        self.weights = {
-            name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
-        }
-
-    def _norm_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the norms that a layer has beside the two of every one."""
-        names = [f"self_attn.{part}_norm.weight" for part in ("q", "k")]
-        has_them = self.architecture in ("qwen3", "qwen3_moe", "gemma3", "exaone4")
-        found = dict.fromkeys(names if has_them else [], (self.head_dim,))
-        if self.architecture == "gemma3":
-            of_mlp = [f"{side}_feedforward_layernorm.weight" for side in ("pre", "post")]
-            found |= dict.fromkeys(of_mlp, (self.hidden_size,))
-        if self.architecture == "glm4":
-            behind = [f"post_{part}_layernorm.weight" for part in ("self_attn", "mlp")]
-            found |= dict.fromkeys(behind, (self.hidden_size,))
-        return found
-
-    @property
-    def in_gguf(self) -> str:
-        """What a GGUF file calls the architecture."""
-        names = {
-            "granitemoehybrid": "granite",
-            "mixtral": "llama",
-            "ministral3": "mistral3",
-            "qwen3_moe": "qwen3moe",
-            "gpt_oss": "gpt-oss",
-        }
-        return names.get(self.architecture, self.architecture)
-
-    def weights_in_gguf(self) -> dict[str, np.ndarray]:
-        """Return the weights that a GGUF file has, still by Hugging Face's names.
-
-        Without `experts_in_gguf`.
-        """
-        if self.architecture in MIXTURES:
-            parts = (".block_sparse_moe.", ".mlp.")
-            return {n: v for n, v in self.weights.items() if not any(p in n for p in parts)}
-        if self.architecture == "gemma3":
-            return {n: w + np.float32("norm" in n) for n, w in self.weights.items()}
-        if self.architecture != "granitemoehybrid":
-            return self.weights
-        found = {}
-        for name, values in self.weights.items():
-            prefix, _, part = name.partition("shared_mlp.")
-            if part == "input_linear.weight":
-                found[f"{prefix}mlp.gate_proj.weight"] = values[: self.intermediate_size]
-                found[f"{prefix}mlp.up_proj.weight"] = values[self.intermediate_size :]
-            elif part:
-                found[f"{prefix}mlp.down_proj.weight"] = values
-            else:
-                found[name] = values
-        return found
-
-    def config(self) -> dict[str, Any]:
-        names = {
-            "smollm3": "SmolLM3",
-            "granitemoehybrid": "GraniteMoeHybrid",
-            "qwen3_moe": "Qwen3Moe",
-            "granitemoe": "GraniteMoe",
-            "gpt_oss": "GptOss",
-            "seed_oss": "SeedOss",
-        }
-        model_types = {"gemma3": "gemma3_text"}
-        name = names.get(self.architecture, self.architecture.capitalize())
-        config = {
-            "architectures": [f"{name}ForCausalLM"],
-            "model_type": model_types.get(self.architecture, self.architecture),
-            "vocab_size": len(TOKENS),
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "max_position_embeddings": 512,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": self.tied,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        }
-        if self.rotary_dim is not None:
-            config["partial_rotary_factor"] = self.rotary_dim / self.head_dim
-        if self.architecture == "granitemoehybrid":
-            del config["intermediate_size"]
-            config |= {
-                "shared_intermediate_size": self.intermediate_size,
-                "num_local_experts": 0,
-                "num_experts_per_tok": 0,
-                "layer_types": ["attention"] * self.num_layers,
-                "position_embedding_type": "rope",
-            }
-        if self.architecture in MIXTURES:
-            config |= {"num_local_experts": self.num_experts, "num_experts_per_tok": 2}
-        if self.architecture == "qwen3_moe":
-            del config["intermediate_size"]
-            config |= {"moe_intermediate_size": self.intermediate_size, "norm_topk_prob": True}
-        if self.architecture in (
-            "phi3",
-            "smollm3",
-            "seed_oss",
-        ):  # transformers' own are beyond the vocabulary
-            config["pad_token_id"] = 0
-        return config
-
+from tests.compute_plane.model.mixture_tensors import MIXTURES, experts_in_gguf, keys_of
+from tests.compute_plane.model.tiny_model import MERGES, SPECIALS, TOKENS, TinyModel
 
 GGUF_PARTS = {
     "input_layernorm": "attn_norm",
@@ -255,6 +61,7 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         "glm4": GGUF_PARTS_OF_GLM,
         "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
         "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+        "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
         "exaone4": GGUF_PARTS_OF_GEMMA,
     }
     parts = GGUF_PARTS | others.get(architecture, {})
@@ -290,7 +97,8 @@ def write_gguf(
     writer.add_block_count(model.num_layers)
     writer.add_context_length(512)
     writer.add_embedding_length(model.hidden_size)
-    writer.add_feed_forward_length(model.intermediate_size)
+    has_dense = model.dense_layers > 0
+    writer.add_feed_forward_length(model.dense_size if has_dense else model.intermediate_size)
     writer.add_head_count(model.num_heads)
     writer.add_head_count_kv(model.num_kv_heads)
     writer.add_key_length(model.head_dim)
@@ -307,10 +115,9 @@ def write_gguf(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template("{{ messages[0].content }}")
-    if model.architecture in MIXTURES:
-        writer.add_expert_count(model.num_experts)
-        writer.add_expert_used_count(2)
-        writer.add_expert_feed_forward_length(model.intermediate_size)
+    for key, value in (keys_of(model) if model.architecture in MIXTURES else {}).items():
+        kind_of_value = {bool: "bool", int: "uint32", float: "float32"}[type(value)]
+        getattr(writer, f"add_{kind_of_value}")(f"{model.in_gguf}.{key}", value)
     for key in skip_keys:
         del writer.kv_data[0][key]
     change(writer)

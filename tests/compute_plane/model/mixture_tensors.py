@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 
-MIXTURES = ("mixtral", "qwen3_moe", "granitemoe", "gpt_oss")
+SHARING = ("qwen2_moe", "glm4_moe", "ernie4_5_moe", "dots1")
+"""Architectures with experts and an MLP beside them."""
+MIXTURES = ("mixtral", "qwen3_moe", "granitemoe", "gpt_oss", *SHARING)
 """Architectures with experts."""
+SHARED = {"qwen2_moe": "mlp.shared_expert"}
+SHARED_SIZE = 48
 
 
 def mixture_shapes(model: Any) -> dict[str, tuple[int, ...]]:
@@ -37,7 +41,82 @@ def mixture_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     for expert in range(count):
         for name, shape in zip(names, shapes, strict=True):
             found[f"{prefix}.experts.{expert}.{name}.weight"] = shape
+    return found | _shared_shapes(model)
+
+
+def _shared_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of what all tokens of a layer go through, and corrections."""
+    if model.architecture not in SHARING:
+        return {}
+    count, hidden = model.num_experts, model.hidden_size
+    size = SHARED_SIZE if model.architecture == "qwen2_moe" else 2 * model.intermediate_size
+    prefix = SHARED.get(model.architecture, "mlp.shared_experts")
+    found: dict[str, tuple[int, ...]] = {
+        f"{prefix}.gate_proj.weight": (size, hidden),
+        f"{prefix}.up_proj.weight": (size, hidden),
+        f"{prefix}.down_proj.weight": (hidden, size),
+    }
+    if model.architecture == "qwen2_moe":
+        found["mlp.shared_expert_gate.weight"] = (1, hidden)
+    elif model.architecture == "ernie4_5_moe":
+        found["mlp.moe_statics.e_score_correction_bias"] = (1, count)
+    else:
+        found["mlp.gate.e_score_correction_bias"] = (count,)
     return found
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """Return what a config.json says of a model's experts."""
+    config: dict[str, Any] = {
+        "num_local_experts": model.num_experts, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    if model.architecture in ("qwen3_moe", *SHARING):
+        config |= {"moe_intermediate_size": model.intermediate_size, "norm_topk_prob": True}
+    of_glm = {
+        "n_routed_experts": model.num_experts, "n_shared_experts": 2,
+        "routed_scaling_factor": 1.75, "first_k_dense_replace": model.dense_layers,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    own: dict[str, dict[str, Any]] = {
+        "qwen2_moe": {
+            "shared_expert_intermediate_size": SHARED_SIZE, "num_experts": model.num_experts,
+        },
+        "glm4_moe": {
+            "attention_bias": model.has_extras, "use_qk_norm": model.has_extras,
+            "num_nextn_predict_layers": 0, **of_glm,
+        },
+        "dots1": of_glm,
+        "ernie4_5_moe": {
+            "moe_num_experts": model.num_experts, "moe_k": 2, "moe_num_shared_experts": 2,
+            "moe_layer_start_index": model.dense_layers, "moe_layer_end_index": -1,
+        },
+    }  # fmt: skip
+    if model.architecture in own:
+        del config["num_local_experts"]
+        config |= own[model.architecture]
+    return config
+
+
+def keys_of(model: Any) -> dict[str, Any]:
+    """Return what a GGUF file says of a model's experts."""
+    keys: dict[str, Any] = {
+        "expert_count": model.num_experts,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": model.intermediate_size,
+    }
+    if model.architecture in ("glm4_moe", "dots1"):
+        keys |= {"expert_weights_norm": True, "expert_weights_scale": 1.75}
+        keys |= {"expert_gating_func": 2, "expert_shared_count": 2}
+    if model.dense_layers:
+        keys["leading_dense_block_count"] = model.dense_layers
+    return keys
+
+
+def is_of_experts(model: Any, name: str) -> bool:
+    """Whether a weight of a directory is a router's or an expert's, or beside them."""
+    parts = name.split(".")
+    is_of_mlp = ".block_sparse_moe." in name or ".mlp." in name
+    return is_of_mlp and int(parts[2]) >= model.dense_layers
 
 
 def experts_in_gguf(model: Any) -> dict[str, np.ndarray]:
@@ -51,9 +130,18 @@ def experts_in_gguf(model: Any) -> dict[str, np.ndarray]:
         "down_proj": "down_exps", "output_linear": "down_exps",
     }  # fmt: skip
     for name, values in model.weights.items():
-        if not (".block_sparse_moe." in name or ".mlp." in name):
+        if not is_of_experts(model, name):
             continue
         layer, role = name.split(".")[2], name.split(".")[-2]
+        if name.endswith("e_score_correction_bias"):
+            found[f"blk.{layer}.exp_probs_b.bias"] = [values.reshape(-1)]
+            continue
+        if "shared_expert" in name:
+            part = role.removesuffix("_proj") if role.endswith("_proj") else "gate_inp"
+            found[f"blk.{layer}.ffn_{part}_shexp.weight"] = [
+                values if role.endswith("_proj") else values[0]
+            ]
+            continue
         if role == "input_linear":
             gate, up = values[:, : model.intermediate_size], values[:, model.intermediate_size :]
             found[f"blk.{layer}.ffn_gate_exps.weight"] = [*gate]

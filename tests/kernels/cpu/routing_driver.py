@@ -7,6 +7,7 @@ drawn mixture gives on an instruction set.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,11 +29,15 @@ class Mixture:
     logits: Float32Array
     per_token: int
     normalises: bool = True
+    is_sigmoid: bool = False
+    correction: Float32Array | None = None
+    scale: float | None = None
     chosen: Int32Array = field(init=False)
     weights: Float32Array = field(init=False)
     places: Int32Array = field(init=False)
     tokens: Int32Array = field(init=False)
     runs: Int32Array = field(init=False)
+    _scale: Float32Array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         tokens, num_experts = self.logits.shape
@@ -55,6 +60,12 @@ class Mixture:
         record[Routing.PER_TOKEN], record[Routing.NORMALISES] = self.per_token, self.normalises
         for name in ("logits", "chosen", "weights", "places", "tokens", "runs"):
             record[Routing[name.upper()]] = getattr(self, name).ctypes.data
+        record[Routing.IS_SIGMOID] = self.is_sigmoid
+        if self.correction is not None:
+            record[Routing.CORRECTION] = self.correction.ctypes.data
+        if self.scale is not None:
+            self._scale = np.float32([self.scale])
+            record[Routing.SCALE] = self._scale.ctypes.data
         for name, value in operands.items():
             record[Routing[name.upper()]] = value
         return record
@@ -98,13 +109,20 @@ def drawn(tokens: int, experts: int, per_token: int, seed: int = 0) -> Mixture:
 def digest() -> str:
     """Return a digest of weights, and of what they make of numbers."""
     found = hashlib.sha256()
-    for normalises in (False, True):
+    correction = np.random.default_rng(2).standard_normal(40, np.float32) / 4
+    for normalises, is_sigmoid, corrects in itertools.product((False, True), repeat=3):
         mixture = drawn(19, 40, 7)
-        mixture.normalises = normalises
+        mixture.normalises, mixture.is_sigmoid = normalises, is_sigmoid
+        mixture.correction, mixture.scale = (correction, 1.7) if corrects else (None, None)
         mixture.routed()
         given = np.random.default_rng(1).standard_normal((19 * 7, 50), np.float32)
         out = np.ones((19, 50), np.float32)
         mixture.run("add_experts", source=given.ctypes.data, out=out.ctypes.data, n=50)
+        gates = mixture.logits[:, :1].copy()
+        mixture.run(
+            "add_shared", logits=gates.ctypes.data, source=given.ctypes.data,
+            out=out.ctypes.data, n=50,
+        )  # fmt: skip
         for array in (mixture.chosen, mixture.weights, mixture.places, mixture.runs, out):
             found.update(array.tobytes())
     return found.hexdigest()

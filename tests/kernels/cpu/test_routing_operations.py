@@ -33,6 +33,50 @@ def test_experts_and_their_weights_are_those_of_the_reference(
     mixture.check_ends()
 
 
+@pytest.mark.parametrize(("tokens", "experts", "per_token"), SHAPES)
+@pytest.mark.parametrize("normalises", [False, True])
+@pytest.mark.parametrize("is_sigmoid", [False, True])
+@pytest.mark.parametrize("corrects", [False, True])
+def test_scores_may_be_sigmoids_and_corrected_where_experts_are_chosen(
+    tokens: int, experts: int, per_token: int, normalises: bool, is_sigmoid: bool, corrects: bool
+) -> None:
+    mixture, random = drawn(tokens, experts, per_token, 1), np.random.default_rng(experts)
+    mixture.normalises, mixture.is_sigmoid, mixture.scale = normalises, is_sigmoid, 2.5
+    if corrects:
+        spread = 0.5 if is_sigmoid else 2 / experts
+        mixture.correction = spread * random.standard_normal(experts, np.float32)
+    mixture.run("route_tokens", range(3))
+    chosen, weights = np.empty((tokens, per_token), np.int32), np.empty((tokens, per_token), "f4")
+    reference.route(
+        mixture.logits, normalises=normalises, chosen=chosen, weights=weights,
+        is_sigmoid=is_sigmoid, correction=mixture.correction, scale=2.5,
+    )  # fmt: skip
+    np.testing.assert_array_equal(mixture.chosen[:tokens], chosen)
+    np.testing.assert_allclose(mixture.weights[:tokens], weights, rtol=3e-6)
+    mixture.check_ends()
+
+
+def test_a_correction_decides_who_is_chosen_and_nothing_else() -> None:
+    """Experts 3 and 1 have the largest logits, 0 and 2 the largest corrections."""
+    logits = np.array([[0, 1, -1, 2]], np.float32)
+    mixture = Mixture(logits, 2, normalises=False, is_sigmoid=True)
+    mixture.correction = np.float32([3, 0, 2, 0])
+    mixture.run("route_tokens")
+    assert mixture.chosen[0].tolist() == [0, 2]
+    np.testing.assert_allclose(mixture.weights[0], 1 / (1 + np.exp([0.0, 1.0])), rtol=1e-6)
+
+
+def test_sigmoids_of_large_logits_are_one_and_those_of_small_ones_nearly_nothing() -> None:
+    mixture = Mixture(np.float32([[-3e38, -200, -30, 0, 30, 3e38]]), 6, is_sigmoid=True)
+    mixture.normalises = False
+    mixture.run("route_tokens")
+    assert mixture.chosen[0].tolist() == [5, 4, 3, 2, 1, 0]
+    weights = mixture.weights[0].tolist()
+    assert weights[:3] == [1.0, 1.0, 0.5]
+    assert weights[3] == pytest.approx(np.exp(-30), rel=1e-5)
+    assert all(0 <= weight < 1e-37 for weight in weights[4:])
+
+
 def test_of_equal_logits_the_lower_number_goes_first_and_small_ones_count_as_little() -> None:
     logits = np.array([[1, 7, 7, -3e38, 7, 1], [0, 0, 0, 0, 0, 0]], np.float32)
     mixture = Mixture(logits, 6)
@@ -46,11 +90,13 @@ def test_of_equal_logits_the_lower_number_goes_first_and_small_ones_count_as_lit
 @pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("count", [9, 7, 1])
 @pytest.mark.parametrize("normalises", [False, True])
+@pytest.mark.parametrize(("is_sigmoid", "corrects"), [(False, False), (True, False), (True, True)])
 def test_a_row_that_is_not_finite_has_no_weights_and_experts_that_exist(
-    spoiled: float, count: int, normalises: bool
+    spoiled: float, count: int, normalises: bool, is_sigmoid: bool, corrects: bool
 ) -> None:
     mixture = drawn(3, 9, 4)
-    mixture.normalises = normalises
+    mixture.normalises, mixture.is_sigmoid = normalises, is_sigmoid
+    mixture.correction = np.zeros(9, np.float32) if corrects else None
     mixture.logits[1, :count] = spoiled
     mixture.routed()
     assert np.isnan(mixture.weights[1]).all()
@@ -147,6 +193,22 @@ def test_biases_of_experts_are_weighed_with_what_they_gave(n: int) -> None:
         biases=biases.ctypes.data,
     )  # fmt: skip
     np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 16, 100])
+def test_what_all_tokens_go_through_is_added_by_its_gate(n: int) -> None:
+    mixture, random = drawn(13, 2, 1), np.random.default_rng(n)
+    given = random.standard_normal((13, n), np.float32)
+    gates = np.concatenate([np.float32([-90, 40, 0]), random.standard_normal(10, np.float32)])
+    hidden = random.standard_normal((17, n), np.float32)
+    expected = hidden.copy()
+    reference.add_shared(given, gates, expected[2:15])
+    mixture.run(
+        "add_shared", range(4), first_token=2, logits=gates.ctypes.data,
+        source=given.ctypes.data, out=hidden.ctypes.data, n=n,
+    )  # fmt: skip
+    np.testing.assert_allclose(hidden, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(hidden[[0, 1, 15, 16]], expected[[0, 1, 15, 16]])
 
 
 def test_a_token_gets_the_same_bits_wherever_its_rows_lie() -> None:

@@ -45,6 +45,8 @@ ZEROS = QuantizedMatmulVariant("Q8_Z", "float16", 16, of_experts=True, gates=Tru
 GATED = DenseMatmulVariant("bfloat16", 8, "gated", of_experts=True)
 ROUNDED = DenseMatmulVariant("float16", 16, "rounded", of_experts=True)
 ROUTE = RouteExpertsVariant(40, 6, normalises=False)
+SIGMOID = RouteExpertsVariant(40, 6, True, "sigmoid", True)
+CORRECTED = RouteExpertsVariant(8, 2, False, "softmax", True)
 LOGITS = RouterLogitsVariant("bfloat16", 8)
 ADD = AddExpertsVariant("float16", 6)
 
@@ -54,6 +56,7 @@ ADD = AddExpertsVariant("float16", 6)
     "variant",
     [
         LOGITS, RouterLogitsVariant("float16", 1), RouteExpertsVariant(8, 2), ROUTE,
+        SIGMOID, CORRECTED, RouteExpertsVariant(33, 4, False, "sigmoid"),
         ADD, AddExpertsVariant("float32", 1), AddExpertsVariant("bfloat16", 9),
         QUANTISED, ZEROS, GATED, ROUNDED,
     ],
@@ -132,7 +135,9 @@ def test_tokens_are_taken_one_by_one_only_where_there_is_one():
 
 NORMALISED = RouteExpertsVariant(8, 2)
 NORMALISED_SOURCE = Source(route_experts, "make_route_experts", NORMALISED)
-ROUTE_SOURCE = Source(route_experts, "make_route_experts", ROUTE)
+ROUTE_SOURCE, SIGMOID_SOURCE, CORRECTED_SOURCE = (
+    Source(route_experts, "make_route_experts", variant) for variant in (ROUTE, SIGMOID, CORRECTED)
+)
 
 
 @pytest.mark.wide
@@ -188,7 +193,7 @@ ADD_SOURCE = Source(add_experts, "make_add_experts", ADD)
         (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "(own - peak) * LOG2_E", "own * LOG2_E"),
         (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "logits[row + of_lane] - peak", "0 - peak"),
         (lambda: draw_cases(NORMALISED)[0], NORMALISED_SOURCE,
-         "if lane < chosen:\n                power", "if True:\n                power"),
+         "if lane < chosen:\n                if", "if True:\n                if"),
         (lambda: draw_cases(ROUTE)[1], ROUTE_SOURCE, "left -= of_tile", "left = 0"),
         (lambda: draw_cases(ROUTE)[1], ROUTE_SOURCE, "place += int32(1)", "pass"),
         (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "= sum_before(num_own, tiles_of_warps)",
@@ -198,6 +203,15 @@ ADD_SOURCE = Source(add_experts, "make_add_experts", ADD)
          "num_pairs"),
         (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "range(used_tiles + thread",
          "range(1 + used_tiles + thread"),
+        (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "multiply_float32(weight, scale)", "weight"),
+        (lambda: draw_cases(SIGMOID)[0], SIGMOID_SOURCE, "logit = logits[row + expert]", "pass"),
+        (lambda: draw_cases(SIGMOID)[0], SIGMOID_SOURCE,
+         "rank = add_float32(score, correction[of_lane])", "pass"),
+        (lambda: draw_cases(SIGMOID)[0], SIGMOID_SOURCE, "-logit * LOG2_E", "logit * LOG2_E"),
+        (lambda: draw_cases(CORRECTED)[0], CORRECTED_SOURCE,
+         "everything = warp_sum(everything)", "pass"),
+        (lambda: draw_cases(CORRECTED)[0], CORRECTED_SOURCE,
+         "if scores_apart and not normalises:", "if False:"),
         (lambda: draw_cases(LOGITS)[0], LOGITS_SOURCE, "first_token + t < num_tokens", "True"),
         (lambda: draw_cases(LOGITS)[0], LOGITS_SOURCE, "part * ROUTER_VECTOR", "0"),
         (lambda: draw_cases(LOGITS)[0], LOGITS_SOURCE, "expert < num_experts", "True"),
@@ -242,6 +256,7 @@ def test_a_broken_kernel_of_mixtures_is_noticed(make, source, old, new):
         (lambda: LOGITS.grid(0, 8, 64), "num_tokens must be at least 1, got 0"),
         (lambda: LOGITS.grid(1, 8, 60), "hidden_size must be a multiple of 8, got 60"),
         (lambda: RouteExpertsVariant(513, 8), "experts must be between 1 and 512, got 513"),
+        (lambda: RouteExpertsVariant(8, 2, True, "tanh"), "scores must be one of softmax, sigm"),
         (lambda: RouteExpertsVariant(8, 9), "chosen must be between 1 and 8, got 9"),
         (lambda: AddExpertsVariant("int8", 2), "dtype must be one of float32"),
         (lambda: AddExpertsVariant("float32", 33), "experts must be between 1 and 32, got 33"),
