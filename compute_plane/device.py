@@ -14,6 +14,7 @@ import structlog
 
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.errors import DeviceUnavailableError
+from planes.extras import the_extra
 
 CPUINFO: Final = Path("/proc/cpuinfo")
 CUDA_DRIVER: Final = "libcuda.so.1"
@@ -127,7 +128,7 @@ def cuda_index(device: str) -> int:
 
 def _without_torch(reason: str) -> DeviceUnavailableError:
     return DeviceUnavailableError(
-        f"device: cuda needs torch (pip install 'hetero-paged-infer[cuda]'): {reason}",
+        f"device: cuda needs torch, {the_extra('cuda')}: {reason}",
         field="device",
     )
 

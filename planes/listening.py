@@ -15,6 +15,7 @@ from typing import Any
 
 from planes.address import Address
 from planes.errors import ConfigError
+from planes.tls_files import check_plaintext
 
 _REASONS = {errno.EADDRINUSE: "it is in use"}
 
@@ -52,6 +53,21 @@ def bind_port(address: Address, *, key: str = "listen") -> list[socket.socket]:
         return _bind_all(address)
     except _RefusedError as refused:
         raise _refusal(key, address, refused) from None
+
+
+def check_exposure(address: Address, *, key: str, is_tls: bool, allow_insecure: bool) -> None:
+    """Refuse plaintext where others could read it; of a host that nobody knows say that instead.
+
+    Raises ConfigError, its field `key`.
+    """
+    try:
+        check_plaintext(address, key=key, is_tls=is_tls, allow_insecure=allow_insecure)
+    except ConfigError:
+        try:
+            _places(address)
+        except _RefusedError as refused:
+            raise ConfigError(f"{key}: {refused}", field=key) from None
+        raise
 
 
 def _refusal(key: str, address: Address, refused: _RefusedError) -> ConfigError:

@@ -15,6 +15,7 @@ from bench.gpu.case import Array, Case
 from kernels.cuda import build
 from kernels.cuda.build_ahead import build_ahead
 from kernels.cuda.errors import CompileError, MissingToolchainError
+from kernels.cuda.fitted_ptx import EARLY_LAUNCHES, fitted
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.variant import Variant
 
@@ -54,15 +55,21 @@ class KernelLoader:
 
     As a last resort the driver is given PTX to compile. `made_by` says for each loaded variant
     whose machine code it is: this machine's, or what it took over as that, another's, the driver's.
+
+    `begins_early`: kernels that can are launched before what is ahead of them has ended, as in
+    steps, where the device has that. Not so where a kernel alone is timed, many launches of it one
+    behind the other, nor under compute-sanitizer, which looks into each launch by itself.
     """
 
-    def __init__(self, cache_dir: Path, say: Say) -> None:
+    def __init__(self, cache_dir: Path, say: Say, *, begins_early: bool = False) -> None:
         import torch
 
         torch.cuda.init()
         torch.empty(1, device="cuda")  # makes the context current in this thread
         self.capability: tuple[int, int] = torch.cuda.get_device_capability()
         self.made_by: dict[str, str] = {}
+        # In kernels for others nothing waits (`fitted_ptx`).
+        self._begins_early = begins_early and self.capability >= EARLY_LAUNCHES
         self._cache_dir = cache_dir
         self._say = say
         self._loaded: dict[Variant, LoadedKernel] = {}
@@ -76,7 +83,9 @@ class KernelLoader:
     def load(self, variant: Variant) -> LoadedKernel:
         """Return the variant, loaded. Raises CudaKernelError."""
         if variant not in self._loaded:
-            self._loaded[variant] = LoadedKernel(variant, self._image(variant))
+            is_early = self._begins_early and variant.expectation.begins_early
+            image = self._image(variant)
+            self._loaded[variant] = LoadedKernel(variant, image, begins_early=is_early)
         return self._loaded[variant]
 
     def _image(self, variant: Variant) -> bytes:
@@ -84,7 +93,7 @@ class KernelLoader:
             image = build.build(variant, self.capability, self._cache_dir, progress=self._say)
         except (MissingToolchainError, CompileError):
             self.made_by[variant.name] = "the driver"
-            return build.compile_ptx(variant).encode()
+            return fitted(build.compile_ptx(variant), self.capability).encode()
         is_own = build.is_built(variant, self.capability, self._cache_dir)
         self.made_by[variant.name] = "nvJitLink" if is_own else "prebuilt"
         return image

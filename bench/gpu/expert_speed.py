@@ -6,6 +6,9 @@ one behind the other as in a model. Bytes are those of the experts that the toke
 what routing costs beside reading shows as a rate that is lower.
 
     torch    the same layers with torch's products of groups, where it has them
+
+Kernels begin early, as in a step (ADR 0031), and must give the bits that they give one after the
+other: `step_ways.LATE` says how those are launched.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from bench.gpu.matmul_bandwidth import REPEATS, WORKING_SET_BYTES, draw_packed, 
 from compute_plane.model.spec import Mixture, ModelSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bench.gpu.decode_bandwidth import Timer
     from compute_plane.cuda.expert_products import ExpertProducts
     from compute_plane.cuda.experts import DeviceExperts, ExpertBiases, StackedMatrix
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 
 Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
 EPS: Final = 1e-5
+ROUNDS: Final = 50
+"""So often a graph is compared with the same launches in turn: a layer may be all that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +92,17 @@ SHAPES: Final = tuple(
 
 
 def measure_experts(
-    shape: ExpertShape, launcher: Launcher, timer: Timer, *, device: str = "cuda"
+    shape: ExpertShape, launcher: Launcher, timer: Timer, *, late: Launcher, device: str = "cuda"
 ) -> dict[str, Any]:
-    """Measure one shape; return times and rates, and torch's where its products do not wait."""
-    problem = Problem(shape, launcher, device)
-    operations = problem.operations
-    takes = operations.experts.takes(shape.num_tokens, problem.layers[0])
+    """Measure one shape; return times and rates, and torch's where its products do not wait.
 
-    def measured() -> dict[str, Any]:
-        times = timer(as_graph(problem.visit, device), REPEATS)
-        figures = with_rate(times, problem.bytes_moved, len(problem.layers))
+    `late`: another launcher, for launches in turn only.
+    """
+    problem = Problem(shape, launcher, device)
+    takes = problem.operations.experts.takes(shape.num_tokens, problem.layers[0])
+
+    def measured(visit: Callable[[], None]) -> dict[str, Any]:
+        figures = with_rate(timer(visit, REPEATS), problem.bytes_moved, len(problem.layers))
         figures["microseconds_per_layer"] = figures.pop("microseconds_per_product")
         return figures
 
@@ -106,12 +114,12 @@ def measure_experts(
         "rivals": {},
     }
     if takes:
-        result |= measured()
-        if not problem.is_finite():
-            result["faults"] = ["what the experts gave is not finite"]
+        visit = as_graph(problem.visit, device)
+        result |= measured(visit)
+        result["faults"] = problem.faults(visit, late)
     if problem.torch_waits_for_nothing():
         problem.leave_it_to_torch()
-        figures = measured()
+        figures = measured(as_graph(problem.visit, device))
         if takes:
             result["rivals"]["torch"] = figures
         else:  # which is what a step does
@@ -125,16 +133,10 @@ class Problem:
     def __init__(self, shape: ExpertShape, launcher: Launcher, device: str) -> None:
         import torch
 
-        from compute_plane.cuda.expert_products import ExpertProducts
-        from compute_plane.cuda.layer_products import Hidden, LayerProducts
-
         self.shape = shape
         self._launcher = launcher
         self.operations = shape.operations(launcher)
-        self._products: ExpertProducts = ExpertProducts(
-            self.operations, LayerProducts(self.operations, EPS), shape.mixture
-        )
-        self._hidden = Hidden
+        self._products = self._products_by(self.operations)
         self._device = torch.device(device)
         size = shape.num_tokens, shape.hidden_size
         self._tokens: Tensor = torch.randn(size, dtype=torch.bfloat16, device=device)
@@ -150,16 +152,28 @@ class Problem:
 
     def visit(self) -> None:
         """Queue all layers once."""
-        hidden = self._hidden(self._tokens.clone())
-        for layer in self.layers:
-            self._products.add(hidden, self._norm, layer)
-            if hidden.added is not None:  # as the next layer's norm does
-                hidden.residual, hidden.added = hidden.residual + hidden.added, None
-        self._out = hidden.residual
+        self._out = self._through(self._products)
 
-    def is_finite(self) -> bool:
-        """Whether all that came out last is."""
-        return bool(self._out.isfinite().all())
+    def faults(self, visit: Callable[[], None], late: Launcher) -> list[str]:
+        """Say what is wrong with what a visit gives, beside the same launches in turn by `late`."""
+        import torch
+
+        from bench.gpu.step_ways import LATE
+
+        with LATE.taken():
+            products = self._products_by(self.shape.operations(late))
+            in_turn = self._through(products).view(torch.int16)
+        wrong = 0
+        for _ in range(ROUNDS):
+            visit()
+            wrong += (self._out.view(torch.int16) != in_turn).any()  # the host does not wait
+        faults = [] if self._out.isfinite().all() else ["what the experts gave is not finite"]
+        if wrong:
+            faults.append(
+                f"{int(wrong)} of {ROUNDS} runs of launches that begin early gave other bits than "
+                "launches in turn"
+            )
+        return faults
 
     def torch_waits_for_nothing(self) -> bool:
         """Whether torch's products could be captured."""
@@ -176,6 +190,23 @@ class Problem:
 
         # Of no stacks there are no kernels.
         self.operations.experts = ExpertKernels(self._launcher, self.shape.spec(), "bfloat16")
+
+    def _products_by(self, operations: KernelOperations) -> ExpertProducts:
+        from compute_plane.cuda.expert_products import ExpertProducts
+        from compute_plane.cuda.layer_products import LayerProducts
+
+        return ExpertProducts(operations, LayerProducts(operations, EPS), self.shape.mixture)
+
+    def _through(self, products: ExpertProducts) -> Tensor:
+        """Return what the tokens are behind all layers, [T, hidden]."""
+        from compute_plane.cuda.layer_products import Hidden
+
+        hidden = Hidden(self._tokens.clone())
+        for layer in self.layers:
+            products.add(hidden, self._norm, layer)
+            if hidden.added is not None:  # as the next layer's norm does
+                hidden.residual, hidden.added = hidden.residual + hidden.added, None
+        return hidden.residual
 
     def _experts_with_rows(self, layer: DeviceExperts) -> int:
         """Return through how many experts of a layer the tokens go, as they are at first."""

@@ -29,7 +29,7 @@ def numerics(found: Findings, options: PartOptions) -> None:
     from bench.gpu.needed_kernels import needed_variants
     from bench.gpu.numerics import check_variant
 
-    loader = KernelLoader(options.machine_code, found.say)
+    loader = KernelLoader(options.machine_code, found.say, begins_early=True)
     variants = needed_variants()
     loader.prepare(variants[options.begin_at :])
     note = _Notes(found)
@@ -48,7 +48,7 @@ def every_variant(found: Findings, options: PartOptions) -> None:
     from bench.gpu.numerics import check_variant
     from kernels.cuda.operations import all_variants
 
-    loader = KernelLoader(options.machine_code, found.say)
+    loader = KernelLoader(options.machine_code, found.say, begins_early=True)
     known = set(needed_variants())
     others = [variant for variant in all_variants(every=True) if variant not in known]
     # Operations have hundreds or one: those that time cuts off should be of all of them.
@@ -242,7 +242,10 @@ def quantized_matmul(found: Findings, options: PartOptions) -> None:
 
 
 def experts(found: Findings, options: PartOptions) -> None:
-    """Measure mixtures of experts beside a device copy, and torch's products of groups."""
+    """Measure mixtures of experts beside a device copy, and torch's products of groups.
+
+    Their launches begin early, as a step's do, and must give the bits that they give in turn.
+    """
     import torch
 
     from bench.gpu.decode_bandwidth import measure_copy
@@ -250,13 +253,13 @@ def experts(found: Findings, options: PartOptions) -> None:
     from compute_plane.cuda.launchers import CudaLauncher
 
     device = torch.device("cuda", torch.cuda.current_device())
-    launcher = CudaLauncher(device, options.machine_code)
+    launcher, late = (CudaLauncher(device, options.machine_code) for _ in range(2))
     copy = measure_copy(milliseconds)
     found.values["experts"] = results = []
 
     def measure(shape: ExpertShape) -> None:
         torch.cuda.empty_cache()
-        result = measure_experts(shape, launcher, milliseconds)
+        result = measure_experts(shape, launcher, milliseconds, late=late)
         result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
         results.append(result)
         found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]

@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +23,16 @@ from bench.gpu.findings import Findings, PartOptions
 
 FOLDERS: Final = ("tests/golden", "tests/properties", "tests/faults", "tests/integration")
 """What says most comes first: time may run out."""
+CHOICES: Final = {
+    "": "not wide and not slow and not gpu",
+    ", wide": "wide and not slow and not gpu",
+}
+"""Which tests, by what the report has behind the name of their folder: cheap ones of all folders
+come before dear ones of any."""
 WORKERS: Final = 8
 """Tests at once at most, where pytest-xdist is there: most of their time is planes that start."""
 CORES_OF_WORKER: Final = 2
-PASSED, FAILED, INTERRUPTED = 0, 1, 2
+PASSED, FAILED, INTERRUPTED, NOTHING_CHOSEN = 0, 1, 2, 5
 """Exit statuses of pytest that come with a count."""
 STOP_S: Final = 20.0
 """What pytest gets, once it is interrupted, to write down what it knows."""
@@ -42,22 +49,29 @@ def suites(found: Findings, options: PartOptions) -> None:
     # What other versions of libraries warn of is no news of the device.
     quiet = ["-o", "filterwarnings=default", "--disable-warnings", "--tb=short", "-rfE"]
     # A file that lacks a package takes no others with it.
-    flags = ["--device=cuda", "-m", "not slow and not gpu", "--continue-on-collection-errors"]
+    flags = ["--device=cuda", "--continue-on-collection-errors"]
     run_suites(found, FOLDERS, [*flags, *quiet, *at_once], options)
 
 
 def run_suites(
-    found: Findings, folders: Sequence[str], flags: Sequence[str], options: PartOptions
+    found: Findings,
+    folders: Sequence[str],
+    flags: Sequence[str],
+    options: PartOptions,
+    choices: Mapping[str, str] = CHOICES,
 ) -> None:
-    """Run pytest on each folder; the report gets `suites`, by folder.
+    """Run pytest on each folder, with each choice of tests; the report gets `suites`, by both.
 
-    A folder that is not done when time is over is interrupted, and counted as far as it came. It is
+    A run that is not done when time is over is interrupted, and counted as far as it came. It is
     where a report that is continued goes on.
     """
     results: dict[str, Any] = {}
     found.values["suites"] = results
-    for number, folder in list(enumerate(folders))[options.begin_at :]:
-        found.begin(folder)
+    num_run: Counter[str] = Counter()
+    runs = [(folder, choice) for choice in choices for folder in folders]
+    for number, (folder, choice) in list(enumerate(runs))[options.begin_at :]:
+        name = folder + choice
+        found.begin(name)
         left = options.ends - STOP_S - time.monotonic()
         if left <= 0:
             found.go_on_at = number
@@ -66,28 +80,39 @@ def run_suites(
             report = Path(directory) / "report.xml"
             command = [
                 *OWN_PLUGINS, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-                folder, f"--junitxml={report}", *flags,
+                folder, f"--junitxml={report}", "-m", choices[choice], *flags,
             ]  # fmt: skip
             status, is_cut = _run(command, left)
             counts = counted(report.read_text(encoding="utf-8")) if report.exists() else None
         if counts is not None:
-            results[folder] = counts
+            results[name] = counts
+            num_run[folder] += counts["passed"] + counts["failed"]
             found.say(
-                f"{folder}: {counts['passed']} passed, {counts['failed']} failed, "
+                f"{name}: {counts['passed']} passed, {counts['failed']} failed, "
                 f"{counts['skipped']} skipped"
             )
         if is_cut:
             found.go_on_at = number
             return
-        if counts is None or status not in (PASSED, FAILED, INTERRUPTED):
-            found.failures.append(f"{folder}: pytest ended with status {status}")
-            continue
-        if status == INTERRUPTED:
-            found.failures.append(f"{folder}: not every test could be collected and run")
-        elif not counts["passed"] + counts["failed"]:
-            found.failures.append(f"{folder}: every test was skipped")
-        found.failures += [f"{folder}: {name}" for name in counts["failed_tests"]]
+        # Of a folder all tests that a device runs may be of one choice.
+        is_last = number + len(folders) >= len(runs)
+        faults = _faults(status, counts, nothing_ran=is_last and not num_run[folder])
+        lines = (f"{folder}: {fault}" for fault in faults)
+        # A file that cannot be collected is a fault of each choice.
+        found.failures += [line for line in lines if line not in found.failures]
     found.doing = ""
+
+
+def _faults(status: int, counts: dict[str, Any] | None, *, nothing_ran: bool) -> list[str]:
+    """Return what is wrong about a run of pytest that came to its end."""
+    if counts is None or status not in (PASSED, FAILED, INTERRUPTED, NOTHING_CHOSEN):
+        return [f"pytest ended with status {status}"]
+    faults = []
+    if status == INTERRUPTED:
+        faults.append("not every test could be collected and run")
+    elif nothing_ran:
+        faults.append("every test was skipped")
+    return [*faults, *counts["failed_tests"]]
 
 
 def _run(command: Sequence[str], seconds: float) -> tuple[int, bool]:

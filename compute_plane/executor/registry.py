@@ -21,6 +21,7 @@ from compute_plane.memory.sizing import BlockDemand, host_memory, size_in_host_m
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.windows import without_windows
 from planes.errors import ConfigError, EngineError
+from planes.extras import the_extra
 
 if TYPE_CHECKING:
     from compute_plane.device import DeviceDescription
@@ -171,7 +172,7 @@ def _build_cuda(context: ExecutorContext) -> BuiltExecutor:
         from compute_plane.cuda.build import build_cuda
     except ImportError as error:
         raise DeviceUnavailableError(
-            f"executor: cuda needs torch (pip install 'hetero-paged-infer[cuda]'): {error}",
+            f"executor: cuda needs torch, {the_extra('cuda')}: {error}",
             field="executor",
         ) from error
     return build_cuda(context, context.model)

@@ -54,6 +54,10 @@ TOOLCHAIN_PACKAGES = (
 COMPILER_LIBRARIES = ("nvvm", "nvrtc")
 LINKER_LIBRARIES = ("nvJitLink",)
 
+FOLLOWED = ("kernels.cuda.", "kernels.reference.")
+"""Modules that shape machine code: the specification's constants are compiled in. What else kernels
+import of ours, `kernels.interface`, names types for the type checker."""
+
 _ENTRY = re.compile(r"\.visible \.entry (\S+?)\(")
 _REGISTERS = re.compile(r"\bused (\d+) registers", re.IGNORECASE)
 _SHARED = re.compile(r"(\d+) bytes smem")
@@ -292,8 +296,8 @@ def _launch_bounds(variant: Variant) -> tuple[int, ...]:
 
 @functools.cache
 def _own_sources(path: Path) -> frozenset[Path]:
-    """Return a kernel's file and every file of this package it imports, also by way of others."""
-    own = Path(__file__).parent
+    """Return a kernel's file and every file it imports of `FOLLOWED`, also by way of others."""
+    root = Path(__file__).parents[2]
     seen, left = {path}, [path]
     while left:
         for statement in ast.walk(ast.parse(left.pop().read_text())):
@@ -301,8 +305,8 @@ def _own_sources(path: Path) -> frozenset[Path]:
                 continue
             modules = [statement.module, *(f"{statement.module}.{x.name}" for x in statement.names)]
             for module in modules:
-                file = own.joinpath(*module.split(".")[2:]).with_suffix(".py")
-                if module.startswith("kernels.cuda.") and file.exists() and file not in seen:
+                file = root.joinpath(*module.split(".")).with_suffix(".py")
+                if module.startswith(FOLLOWED) and file.exists() and file not in seen:
                     seen.add(file)
                     left.append(file)
     return frozenset(seen)

@@ -5,6 +5,8 @@ The compute plane maps these to its own error family; here they only say what ha
 
 from __future__ import annotations
 
+from planes.extras import the_extra
+
 
 class CudaKernelError(Exception):
     """Any failure this package reports on purpose."""
@@ -23,8 +25,7 @@ class MissingToolchainError(CudaKernelError):
 
     def __init__(self, part: str) -> None:
         super().__init__(
-            f"the CUDA compiler needs {part}, which is not installed: "
-            "pip install 'hetero-paged-infer[cuda]'"
+            f"the CUDA compiler needs {part}, which is not installed: {the_extra('cuda')}"
         )
         self.part = part
 

@@ -21,6 +21,7 @@ from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.executor.simulated import SPEC, SimulatedExecutor
 from planes.errors import ConfigError
+from planes.extras import the_extra
 
 DRIVER_OF_ALL = "libc.so.6"
 """A library that is there, in the place of the CUDA driver."""
@@ -122,9 +123,9 @@ def test_without_torch_the_extra_to_install_is_named(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.has_no_torch()
-    assert "pip install 'hetero-paged-infer[cuda]'" in refusal(device="cuda")
+    assert the_extra("cuda") in refusal(device="cuda")
     assert placed() == Placement("cpu", "cpu", "auto")
-    assert "hetero-paged-infer[cuda]" in capsys.readouterr().out
+    assert the_extra("cuda") in capsys.readouterr().out
 
 
 def test_a_torch_that_cannot_be_imported_is_said_with_its_reason(
@@ -132,7 +133,7 @@ def test_a_torch_that_cannot_be_imported_is_said_with_its_reason(
 ) -> None:
     assert machine
     monkeypatch.setitem(sys.modules, "compute_plane.cuda.devices", None)
-    assert "hetero-paged-infer[cuda]'): import of compute_plane.cuda" in refusal(device="cuda")
+    assert f"{the_extra('cuda')}: import of compute_plane.cuda" in refusal(device="cuda")
 
 
 def test_an_executor_of_ones_own_is_told_the_device_and_never_to_fill_it(

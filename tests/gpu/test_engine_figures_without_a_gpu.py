@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.gpu import (
-    engine_rival,
-    engine_serving,
-    engine_steps,
-    step_answers,
-    step_ways,
-    suites,
-)
+from bench.gpu import engine_rival, engine_serving, engine_steps, step_answers, step_ways
 from bench.gpu.engine_steps import PlaneFlags
-from bench.gpu.findings import Findings, PartOptions
+from bench.gpu.findings import Findings
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, TINY, write_model
-from bench.gpu.suites import counted, run_suites
 from compute_plane.cuda import launchers
 from compute_plane.cuda.next_product import NextProduct
 from compute_plane.model.loader import load_model
@@ -257,99 +247,3 @@ def test_a_rival_that_gives_too_little_is_no_figure(monkeypatch):
     }  # fmt: skip
     with pytest.raises(RuntimeError, match="1 tokens of 4"):
         engine_rival.measure(job)
-
-
-def within(seconds: float) -> PartOptions:
-    return PartOptions(Path("not used"), seconds)
-
-
-@pytest.mark.wide
-def test_suites_that_do_not_run_are_faults():
-    found = Findings()
-    golden = "tests/golden/test_formats_keep_their_accuracy.py"
-    flags = ["--device=cuda:4095", "-m", "not slow"]
-    run_suites(found, [golden, "tests/not_there"], flags, within(600))
-    counts = found.values["suites"][golden]
-    assert (counts["passed"], counts["failed"], counts["skipped"]) == (0, 0, 2)
-    assert found.failures == [
-        f"{golden}: every test was skipped",
-        "tests/not_there: pytest ended with status 4",
-    ]
-
-
-class SlowTests:
-    """Plays a pytest that goes on until it is interrupted, and writes its report then."""
-
-    def __init__(self, command, **_):
-        (self.report,) = (Path(a.partition("=")[2]) for a in command if "--junitxml=" in a)
-        self.status = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        assert self.status is not None
-
-    def wait(self, seconds):
-        if self.status is None:
-            raise subprocess.TimeoutExpired("pytest", seconds)
-        return self.status
-
-    def send_signal(self, number):
-        assert number == signal.SIGINT
-        self.report.write_text('<testsuite><testcase classname="a" name="right"/></testsuite>')
-        self.status = 2
-
-
-def test_a_suite_whose_time_is_over_is_counted_and_is_where_another_run_begins(monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", SlowTests)
-    found = Findings()
-    run_suites(
-        found, ["tests/done", "tests/long", "tests/later"], [], replace(within(60), begin_at=1)
-    )
-    assert found.values["suites"]["tests/long"]["passed"] == 1
-    assert list(found.values["suites"]) == ["tests/long"]
-    assert (found.failures, found.doing, found.go_on_at) == ([], "tests/long", 1)
-
-    found = Findings()
-    run_suites(found, ["tests/later"], [], within(1))
-    assert (found.values, found.doing, found.go_on_at) == ({"suites": {}}, "tests/later", 0)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("has_workers", [True, False])
-def test_a_file_that_lacks_a_package_or_a_plugin_of_others_takes_no_test_along(
-    tmp_path, monkeypatch, has_workers
-):
-    (tmp_path / "conftest.py").write_text(
-        "def pytest_addoption(parser):\n    parser.addoption('--device')\n"
-    )
-    (tmp_path / "test_lacks.py").write_text("import no_such_package\n")
-    (tmp_path / "test_right.py").write_text("def test_it():\n    pass\n")
-    monkeypatch.setattr(suites, "FOLDERS", (str(tmp_path),))
-    if not has_workers:
-        monkeypatch.setattr(suites.importlib.util, "find_spec", lambda _: None)
-    # A plugin that this machine happens to have, and that takes every run down.
-    info = tmp_path / "site" / "others-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Name: others\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[pytest11]\nothers = no_such_plugin\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    found = Findings()
-    suites.suites(found, within(120))
-    counts = found.values["suites"][str(tmp_path)]
-    assert (counts["passed"], counts["failed"]) == (1, 1)
-    (failure,) = found.failures
-    assert "test_lacks" in failure
-
-
-def test_a_suite_is_counted_and_what_failed_is_named():
-    report = """<testsuites><testsuite>
-        <testcase classname="a" name="right"/>
-        <testcase classname="a" name="wrong"><failure>x</failure></testcase>
-        <testcase classname="b" name="broken"><error>x</error></testcase>
-        <testcase classname="b" name="not here"><skipped>no GPU</skipped></testcase>
-    </testsuite></testsuites>"""
-    counts = counted(report)
-    assert (counts["passed"], counts["failed"], counts["skipped"]) == (1, 2, 1)
-    assert counts["failed_tests"] == ["a::wrong", "b::broken"]

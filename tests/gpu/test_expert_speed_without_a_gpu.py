@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
 import pytest
 import torch
 
-from bench.gpu import expert_speed
+from bench.gpu import decode_bandwidth, expert_speed, kernel_parts
 from bench.gpu.expert_speed import SHAPES, ExpertShape, measure_experts
+from bench.gpu.findings import Findings, PartOptions
 from bench.gpu.needed_kernels import needed_variants
-from compute_plane.cuda import expert_kernels
+from compute_plane.cuda import expert_kernels, launchers
 from compute_plane.model.spec import Mixture
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 
@@ -41,13 +45,15 @@ class Timer:
 @pytest.mark.parametrize("shape", [QUANTISED, BIASED, DENSE], ids=lambda shape: shape.name)
 def test_a_measurement_counts_the_experts_that_have_rows_and_beside_them_torch(shape, monkeypatch):
     monkeypatch.setattr(expert_speed, "WORKING_SET_BYTES", 4 * EXPERT_BYTES[shape.weights] + 1)
+    monkeypatch.setattr(expert_speed, "ROUNDS", int(shape is DENSE))  # each is a visit more
     torch.manual_seed(1)
-    launcher = SimulatedLauncher()
+    launcher, late = SimulatedLauncher(), SimulatedLauncher(runs=shape is DENSE)
     timer = Timer(launcher)
 
-    result = measure_experts(shape, launcher, timer, device="cpu")
+    result = measure_experts(shape, launcher, timer, late=late, device="cpu")
 
     assert result["faults"] == []
+    assert [name for name, _ in late.launched] == timer.launched[0]
     assert result["layers"] == 2
     assert 2 * 2 <= result["experts_with_rows"] <= 2 * 4
     assert result["bytes"] == result["experts_with_rows"] * EXPERT_BYTES[shape.weights]
@@ -66,14 +72,77 @@ def test_a_measurement_counts_the_experts_that_have_rows_and_beside_them_torch(s
 def test_tokens_that_no_kernel_takes_are_measured_as_steps_compute_them(monkeypatch):
     monkeypatch.setattr(expert_speed, "WORKING_SET_BYTES", 5 * EXPERT_BYTES[None])
     monkeypatch.setattr(expert_kernels, "MOST_ROWS", 2)
-    launcher = SimulatedLauncher()
+    launcher, late = SimulatedLauncher(), SimulatedLauncher()
     timer = Timer(launcher)
 
-    result = measure_experts(DENSE, launcher, timer, device="cpu")
+    result = measure_experts(DENSE, launcher, timer, late=late, device="cpu")
 
     assert result["microseconds_per_layer"] == 500_000
     assert result["rivals"] == {}
     assert len(timer.launched) == 1
+    assert late.launched == []
+
+
+class PlayedLauncher(SimulatedLauncher):
+    """Runs no kernel; the run of some numbers changes a bit of what is added up.
+
+    `ways`: which kernels began early when its own were prepared.
+    """
+
+    def __init__(self, wrong_runs: tuple[int, ...]) -> None:
+        super().__init__()
+        self.ways: list[tuple[str, ...]] = []
+        self._wrong_runs = wrong_runs
+        self._num_runs = 0
+
+    def prepare(self, variants):
+        super().prepare(variants)
+        self.ways.append(launchers.BEGINS_EARLY)
+
+    def launch(self, variant, _grid, *arguments):
+        if variant.name.startswith("add_experts"):
+            self._num_runs += 1
+            if self._num_runs in self._wrong_runs:
+                arguments[0].view(torch.int16)[0, 0] ^= 1
+
+
+# The first run is timed.
+@pytest.mark.parametrize(
+    ("wrong_runs", "faults"),
+    [
+        ((), []),
+        ((3,), ["1 of 3 runs of launches that begin early gave other bits than launches in turn"]),
+    ],
+)
+def test_launches_that_begin_early_must_give_the_bits_of_launches_in_turn(
+    wrong_runs, faults, monkeypatch
+):
+    monkeypatch.setattr(expert_speed, "WORKING_SET_BYTES", EXPERT_BYTES["Q4_1"])
+    monkeypatch.setattr(expert_speed, "ROUNDS", 3)
+    monkeypatch.setattr(expert_speed, "SHAPES", [QUANTISED])
+    on_the_cpu = functools.partial(measure_experts, device="cpu")
+    monkeypatch.setattr(expert_speed, "measure_experts", on_the_cpu)
+    monkeypatch.setattr(decode_bandwidth, "measure_copy", lambda _: {"gb_per_s": 1.0})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    made = []
+
+    def make_launcher(*_):
+        made.append(PlayedLauncher(wrong_runs if not made else ()))
+        return made[-1]
+
+    def timer(queue_work, repeats):
+        queue_work()
+        return [1.0] * repeats
+
+    monkeypatch.setattr(launchers, "CudaLauncher", make_launcher)
+    monkeypatch.setattr(kernel_parts, "milliseconds", timer)
+    found = Findings()
+
+    kernel_parts.experts(found, PartOptions(Path("not used"), 60))
+
+    assert found.failures == [f"{QUANTISED.name}: {fault}" for fault in faults]
+    assert [launcher.ways for launcher in made] == [[("",)], [()]]
+    assert len(found.values["experts"]) == 1
 
 
 @pytest.mark.wide

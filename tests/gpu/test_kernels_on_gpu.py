@@ -21,7 +21,8 @@ def loader():
     reason = why_no_device()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
-    made = KernelLoader(ComputePlaneConfig().kernel_cache_root / "cuda", print)
+    cache_dir = ComputePlaneConfig().kernel_cache_root / "cuda"
+    made = KernelLoader(cache_dir, print, begins_early=True)
     made.prepare(VARIANTS)
     return made
 

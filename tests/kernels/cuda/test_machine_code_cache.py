@@ -10,9 +10,12 @@ import cuda.pathfinder as pathfinder
 import numba.cuda
 import pytest
 
+from kernels import reference
 from kernels.cuda import attention_decode, build
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.errors import CacheDirectoryError, CompileError, MissingToolchainError
+from kernels.cuda.operations import all_variants
+from kernels.cuda.rms_norm import RmsNormVariant
 
 VARIANT = DecodeVariant("float32", 64, 1, 16)
 HOPPER = (9, 0)
@@ -82,6 +85,32 @@ def test_machine_code_is_known_by_every_source_of_ours_that_its_kernel_is_made_o
     assert not {"sampling", "check"} & sources
 
 
+def variant_of(beginning):
+    """Return the first variant of the spread whose name begins so."""
+    return next(one for one in all_variants(every=False) if one.name.startswith(beginning))
+
+
+@pytest.mark.parametrize(
+    ("beginning", "module"),
+    [
+        ("silu_mul", "clamped_mul"),
+        ("rope_write_kv", "quantized_kv"),
+        ("quantized_matmul", "four_bit_floats"),
+        ("sampling_weights", "exponential"),
+        ("sampling_t256", "philox"),
+        ("logprobs", "exponential"),
+    ],
+)
+def test_other_constants_of_the_reference_are_other_machine_code(beginning, module, monkeypatch):
+    """They are compiled in, by way of other modules of kernels, too."""
+    variants = variant_of(beginning), RmsNormVariant("float32", 256)
+    before, read = [build.source_hash(one) for one in variants], Path.read_bytes
+    changed = Path(str(reference.__file__)).parent / f"{module}.py"
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == changed))
+    after = [build.source_hash(one) for one in variants]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
+
+
 @pytest.mark.usefixtures("compiled")
 def test_every_variant_and_architecture_has_its_own_machine_code(cache_dir):
     other = DecodeVariant("float32", 64, 2, 16)
@@ -147,7 +176,7 @@ def test_a_missing_library_is_one_line_that_names_the_extra(cache_dir):
 
     assert str(refusal.value) == (
         "the CUDA compiler needs the library nvJitLink, which is not installed: "
-        "pip install 'hetero-paged-infer[cuda]'"
+        "the extra 'cuda' (in the source directory: pip install -c constraints.txt '.[cuda]')"
     )
 
 
