@@ -17,6 +17,7 @@ from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.gguf_rope import read_rope_scaling
 from compute_plane.model.gguf_windows import SLIDING_WINDOW, read_windows
+from compute_plane.model.layout_checks import check_layout
 from compute_plane.model.mapped_file import forget_pages
 from compute_plane.model.mixture import gguf_intermediate_size, gguf_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
@@ -134,7 +135,7 @@ def read_gguf_spec(
         and not layout.is_left_out(spec, tensor_name, in_gguf=True)
     }
     name_of = partial(layout.gguf_name, architecture=architecture)
-    return layout.check_layout(file.path, spec, stored, name_of, in_gguf=True)
+    return check_layout(file.path, spec, stored, name_of, in_gguf=True)
 
 
 class GgufSource:

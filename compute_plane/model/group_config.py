@@ -38,7 +38,7 @@ from compute_plane.model.float8_config import (
     read_float_weights,
     read_fp8,
 )
-from compute_plane.model.hf_windows import GPT_OSS
+from compute_plane.model.hf_model_types import GPT_OSS
 from compute_plane.model.json_file import JsonObject
 
 GPTQ: Final = "gptq"

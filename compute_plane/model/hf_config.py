@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
 from compute_plane.model.hf_gemma import with_gemma
+from compute_plane.model.hf_model_types import (
+    GEMMA3,
+    GPT_OSS,
+    GRANITE4,
+    MINISTRAL3,
+    MODEL_TYPES,
+    PHI3,
+    SMOLLM3,
+    ModelType,
+)
 from compute_plane.model.hf_rope import (
     OF_GPT_OSS,
     OF_MINISTRAL3,
@@ -19,29 +26,9 @@ from compute_plane.model.hf_rope import (
     with_defaults,
 )
 from compute_plane.model.hf_text_part import WHOLE_MODELS
-from compute_plane.model.hf_windows import (
-    EXAONE4,
-    FULL_ATTENTION,
-    GEMMA3,
-    GPT_OSS,
-    MINISTRAL3,
-    MISTRAL,
-    MIXTRAL,
-    PHI3,
-    SMOLLM3,
-    read_windows,
-)
+from compute_plane.model.hf_windows import FULL_ATTENTION, read_windows
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.mixture import (
-    DOTS1,
-    ERNIE_MOE,
-    EXPERT_WIDTH,
-    GLM4_MOE,
-    OWN_WIDTHS,
-    QWEN2_MOE,
-    QWEN3_MOE,
-    config_mixture,
-)
+from compute_plane.model.mixture import EXPERT_WIDTH, OWN_WIDTHS, config_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
     MAX_LAYERS,
@@ -50,12 +37,6 @@ from compute_plane.model.spec import (
 from compute_plane.model.windows import turning_in_windows, with_windows
 from kernels.reference.clamped_mul import LIMIT, SLOPE
 
-LLAMA = "llama"
-GLM4 = "glm4"
-ERNIE = "ernie4_5"
-GRANITE = "granite"
-GRANITE4 = "granitemoehybrid"
-GRANITE_MOE = "granitemoe"
 SHARED_SIZE = 1024
 """Of the MLP of a Granite 4 that does not say it."""
 EXPERTS = 8
@@ -67,113 +48,6 @@ POSITIONS = {MINISTRAL3: OF_MINISTRAL3, GPT_OSS: OF_GPT_OSS}
 """Of models that say nothing of their rotary positions and mean something."""
 CLAMPED = {"swiglu_limit": LIMIT, "swiglu_alpha": SLOPE}
 """The numbers of a clamped SwiGLU, and the only ones that there are kernels for."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelType:
-    """What a `model_type` stands for, and what its configurations mean where they say nothing.
-
-    `architecture`: ours. `class_name`: of the model in transformers, `older_class_name` where files
-    from before have another one. `num_kv_heads`: None: as many as there are heads. `head_dim`:
-    None: hidden_size / heads. `ties`: the embedding is the output matrix too. `rope_theta`,
-    `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's elements may be left
-    unrotated, `rotary_share`: and are where nothing is said. `activation`: the key of the gate's
-    function, and what it is. `has_qkv_bias`: of an architecture that may lack it.
-    """
-
-    architecture: str
-    class_name: str
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    ties: bool = False
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
-    turns_in_part: bool = False
-    rotary_share: float = 1.0
-    activation: tuple[str, str] = ("hidden_act", "silu")
-    older_class_name: str | None = None
-    has_qkv_bias: bool = True
-
-
-MODEL_TYPES: Final = {
-    LLAMA: ModelType("llama", "LlamaForCausalLM"),
-    MISTRAL: ModelType("llama", "MistralForCausalLM", num_kv_heads=8),
-    MINISTRAL3: ModelType(
-        "mistral3",
-        "Ministral3ForCausalLM",
-        num_kv_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-5,
-    ),
-    "qwen2": ModelType("qwen2", "Qwen2ForCausalLM", num_kv_heads=32),
-    "qwen3": ModelType("qwen3", "Qwen3ForCausalLM", num_kv_heads=32, head_dim=128),
-    PHI3: ModelType("phi3", "Phi3ForCausalLM", rms_norm_eps=1e-5, turns_in_part=True),
-    GLM4: ModelType(
-        "glm4",
-        "Glm4ForCausalLM",
-        num_kv_heads=2,
-        head_dim=128,
-        rms_norm_eps=1.5625e-7,
-        turns_in_part=True,
-        rotary_share=0.5,
-    ),
-    ERNIE: ModelType(
-        "ernie4_5",
-        "Ernie4_5ForCausalLM",
-        num_kv_heads=2,
-        head_dim=128,
-        ties=True,
-        rope_theta=500000.0,
-        rms_norm_eps=1e-5,
-        older_class_name="Ernie4_5_ForCausalLM",
-    ),
-    "seed_oss": ModelType("seed_oss", "SeedOssForCausalLM", num_kv_heads=8, head_dim=128),
-    EXAONE4: ModelType("exaone4", "Exaone4ForCausalLM", num_kv_heads=32, rms_norm_eps=1e-5),
-    SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
-    GRANITE: ModelType("granite", "GraniteForCausalLM"),
-    GEMMA3: ModelType(
-        "gemma3",
-        "Gemma3ForCausalLM",
-        num_kv_heads=4,
-        head_dim=256,
-        ties=True,
-        rope_theta=1e6,
-        activation=("hidden_activation", "gelu_pytorch_tanh"),
-    ),
-    GRANITE4: ModelType("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
-    MIXTRAL: ModelType(
-        "mixtral", "MixtralForCausalLM", num_kv_heads=8, rope_theta=1e6, rms_norm_eps=1e-5
-    ),
-    QWEN2_MOE: ModelType("qwen2moe", "Qwen2MoeForCausalLM", num_kv_heads=16),
-    QWEN3_MOE: ModelType("qwen3moe", "Qwen3MoeForCausalLM", num_kv_heads=4),
-    GLM4_MOE: ModelType(
-        "glm4moe",
-        "Glm4MoeForCausalLM",
-        num_kv_heads=8,
-        rms_norm_eps=1e-5,
-        turns_in_part=True,
-        rotary_share=0.5,
-        has_qkv_bias=False,
-    ),
-    DOTS1: ModelType("dots1", "Dots1ForCausalLM", num_kv_heads=32),
-    ERNIE_MOE: ModelType(
-        "ernie4_5-moe",
-        "Ernie4_5_MoeForCausalLM",
-        num_kv_heads=4,
-        ties=True,
-        rope_theta=500000.0,
-        rms_norm_eps=1e-5,
-    ),
-    GRANITE_MOE: ModelType("granitemoe", "GraniteMoeForCausalLM"),
-    GPT_OSS: ModelType(
-        "gpt-oss",
-        "GptOssForCausalLM",
-        num_kv_heads=8,
-        head_dim=64,
-        rope_theta=150000.0,
-        rms_norm_eps=1e-5,
-    ),
-}
 
 
 def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -> ModelSpec:

@@ -19,9 +19,8 @@ from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.group_config import KEYS
-from compute_plane.model.hf_windows import GEMMA3, MISTRAL
+from compute_plane.model.hf_model_types import GEMMA3, MISTRAL, QWEN3_MOE
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.mixture import QWEN3_MOE
 from compute_plane.model.stored_tensor import StoredTensor
 
 

@@ -6,20 +6,24 @@ from collections.abc import Collection
 from typing import Final
 
 from compute_plane.model.errors import ModelFileError
+from compute_plane.model.hf_model_types import (
+    DOTS1,
+    EXAONE4,
+    GEMMA3,
+    GPT_OSS,
+    MINISTRAL3,
+    MISTRAL,
+    MIXTRAL,
+    PHI3,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+    SMOLLM3,
+)
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.mixture import DOTS1, QWEN2_MOE, QWEN3_MOE
 from compute_plane.model.windows import layers_of_period
 
-MISTRAL = "mistral"
-PHI3 = "phi3"
-MIXTRAL = "mixtral"
-QWEN2 = "qwen2"
-QWEN3 = "qwen3"
-SMOLLM3 = "smollm3"
-MINISTRAL3 = "ministral3"
-GEMMA3 = "gemma3_text"
-EXAONE4 = "exaone4"
-GPT_OSS = "gpt_oss"
 IN_ALL_LAYERS = (MISTRAL, MINISTRAL3, PHI3, MIXTRAL, QWEN3_MOE)
 """Model types with windows in all layers, where they have any."""
 IF_USED = (QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SMOLLM3)

@@ -24,14 +24,19 @@ from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.gguf_header import GgufFile
 from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.hf_model_types import (
+    DOTS1,
+    ERNIE_MOE,
+    GLM4_MOE,
+    GPT_OSS,
+    GRANITE_MOE,
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+)
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.spec import Mixture, Scores
 
-QWEN2_MOE: Final = "qwen2_moe"
-QWEN3_MOE: Final = "qwen3_moe"
-GLM4_MOE: Final = "glm4_moe"
-DOTS1: Final = "dots1"
-ERNIE_MOE: Final = "ernie4_5_moe"
 OWN_WIDTHS: Final = (QWEN2_MOE, QWEN3_MOE, GLM4_MOE, DOTS1, ERNIE_MOE)
 """Model types whose experts have a width by a key of its own."""
 EXPERT_WIDTH: Final = "moe_intermediate_size"
@@ -41,9 +46,9 @@ DEFAULTS: Final[dict[str, tuple[int | None, int | None]]] = {
     GLM4_MOE: (128, 8),
     ERNIE_MOE: (64, 6),
     DOTS1: (None, None),
-    "mixtral": (8, 2),
-    "granitemoe": (8, 2),
-    "gpt_oss": (128, 4),
+    MIXTRAL: (8, 2),
+    GRANITE_MOE: (8, 2),
+    GPT_OSS: (128, 4),
 }
 """Of a model type with experts: how many, and how many a token, where config.json does not say."""
 COUNTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

@@ -25,6 +25,7 @@ from compute_plane.model.group_config import GroupQuantization
 from compute_plane.model.group_parts import take_group_matrices
 from compute_plane.model.hf_text_part import is_of_text, text_tensors
 from compute_plane.model.json_file import JsonObject, parse_object
+from compute_plane.model.layout_checks import check_layout, check_numbers
 from compute_plane.model.mapped_file import forget_pages, map_file
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.stacked_experts import (
@@ -124,10 +125,10 @@ def open_safetensors(
     where = files[0] if len(files) == 1 else directory
     tensors = {}
     if quantization is None and has_stacked_experts(stored, spec):
-        layout.check_numbers(where, spec, len(stored))
+        check_numbers(where, spec, len(stored))
         tensors = take_stacked_experts(where, stored, spec)
     elif quantization is not None:
-        layout.check_numbers(where, spec, len(stored))
+        check_numbers(where, spec, len(stored))
         # Whether the output matrix is tied, or one of its own is stored, is not known yet.
         untied = dataclasses.replace(spec, tie_embeddings=False)
         shapes_of = layout.stored_shapes(untied, in_gguf=False)
@@ -142,7 +143,7 @@ def open_safetensors(
         tensors.pop(layout.LM_HEAD, None)
     shapes = {name: (tensor.format, tensor.shape) for name, tensor in tensors.items()}
     name_of = partial(layout.directory_name, spec)
-    spec = layout.check_layout(where, spec, shapes, name_of, in_gguf=False)
+    spec = check_layout(where, spec, shapes, name_of, in_gguf=False)
     return spec, SafetensorsSource(tensors, spec, buffers)
 
 

@@ -9,7 +9,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
-from compute_plane.model.layout import check_layout
+from compute_plane.model.layout_checks import check_layout
 from compute_plane.model.loader import load_model
 from compute_plane.model.spec import Mixture
 from tests.compute_plane.model.group_checkpoints import Scheme, checkpoint

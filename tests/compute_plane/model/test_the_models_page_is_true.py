@@ -11,7 +11,7 @@ from compute_plane.executor.weight_formats import OWN_FORMAT
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.gguf_header import TENSOR_FORMATS
 from compute_plane.model.group_config import METHODS
-from compute_plane.model.hf_config import MODEL_TYPES
+from compute_plane.model.hf_model_types import MODEL_TYPES
 from compute_plane.model.hf_text_part import WHOLE_MODELS
 from compute_plane.model.pre_tokenizers import WORD_SPLITS
 from compute_plane.model.tensor import TensorFormat

@@ -1,0 +1,136 @@
+"""Which models Hugging Face directories may hold: `model_type`, and what each means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+LLAMA = "llama"
+MISTRAL = "mistral"
+MINISTRAL3 = "ministral3"
+MIXTRAL = "mixtral"
+QWEN2 = "qwen2"
+QWEN2_MOE = "qwen2_moe"
+QWEN3 = "qwen3"
+QWEN3_MOE = "qwen3_moe"
+PHI3 = "phi3"
+GLM4 = "glm4"
+GLM4_MOE = "glm4_moe"
+DOTS1 = "dots1"
+ERNIE = "ernie4_5"
+ERNIE_MOE = "ernie4_5_moe"
+SEED_OSS = "seed_oss"
+EXAONE4 = "exaone4"
+SMOLLM3 = "smollm3"
+GRANITE = "granite"
+GRANITE4 = "granitemoehybrid"
+GRANITE_MOE = "granitemoe"
+GEMMA3 = "gemma3_text"
+GPT_OSS = "gpt_oss"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelType:
+    """What a `model_type` stands for, and what its configurations mean where they say nothing.
+
+    `architecture`: ours. `class_name`: of the model in transformers, `older_class_name` where files
+    from before have another one. `num_kv_heads`: None: as many as there are heads. `head_dim`:
+    None: hidden_size / heads. `ties`: the embedding is the output matrix too. `rope_theta`,
+    `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's elements may be left
+    unrotated, `rotary_share`: and are where nothing is said. `activation`: the key of the gate's
+    function, and what it is. `has_qkv_bias`: of an architecture that may lack it.
+    """
+
+    architecture: str
+    class_name: str
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    ties: bool = False
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    turns_in_part: bool = False
+    rotary_share: float = 1.0
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    older_class_name: str | None = None
+    has_qkv_bias: bool = True
+
+
+MODEL_TYPES: Final = {
+    LLAMA: ModelType("llama", "LlamaForCausalLM"),
+    MISTRAL: ModelType("llama", "MistralForCausalLM", num_kv_heads=8),
+    MINISTRAL3: ModelType(
+        "mistral3",
+        "Ministral3ForCausalLM",
+        num_kv_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-5,
+    ),
+    QWEN2: ModelType("qwen2", "Qwen2ForCausalLM", num_kv_heads=32),
+    QWEN3: ModelType("qwen3", "Qwen3ForCausalLM", num_kv_heads=32, head_dim=128),
+    PHI3: ModelType("phi3", "Phi3ForCausalLM", rms_norm_eps=1e-5, turns_in_part=True),
+    GLM4: ModelType(
+        "glm4",
+        "Glm4ForCausalLM",
+        num_kv_heads=2,
+        head_dim=128,
+        rms_norm_eps=1.5625e-7,
+        turns_in_part=True,
+        rotary_share=0.5,
+    ),
+    ERNIE: ModelType(
+        "ernie4_5",
+        "Ernie4_5ForCausalLM",
+        num_kv_heads=2,
+        head_dim=128,
+        ties=True,
+        rope_theta=500000.0,
+        rms_norm_eps=1e-5,
+        older_class_name="Ernie4_5_ForCausalLM",
+    ),
+    SEED_OSS: ModelType("seed_oss", "SeedOssForCausalLM", num_kv_heads=8, head_dim=128),
+    EXAONE4: ModelType("exaone4", "Exaone4ForCausalLM", num_kv_heads=32, rms_norm_eps=1e-5),
+    SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
+    GRANITE: ModelType("granite", "GraniteForCausalLM"),
+    GEMMA3: ModelType(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        num_kv_heads=4,
+        head_dim=256,
+        ties=True,
+        rope_theta=1e6,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+    ),
+    GRANITE4: ModelType("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+    MIXTRAL: ModelType(
+        "mixtral", "MixtralForCausalLM", num_kv_heads=8, rope_theta=1e6, rms_norm_eps=1e-5
+    ),
+    QWEN2_MOE: ModelType("qwen2moe", "Qwen2MoeForCausalLM", num_kv_heads=16),
+    QWEN3_MOE: ModelType("qwen3moe", "Qwen3MoeForCausalLM", num_kv_heads=4),
+    GLM4_MOE: ModelType(
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        num_kv_heads=8,
+        rms_norm_eps=1e-5,
+        turns_in_part=True,
+        rotary_share=0.5,
+        has_qkv_bias=False,
+    ),
+    DOTS1: ModelType("dots1", "Dots1ForCausalLM", num_kv_heads=32),
+    ERNIE_MOE: ModelType(
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        num_kv_heads=4,
+        ties=True,
+        rope_theta=500000.0,
+        rms_norm_eps=1e-5,
+    ),
+    GRANITE_MOE: ModelType("granitemoe", "GraniteMoeForCausalLM"),
+    GPT_OSS: ModelType(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        num_kv_heads=8,
+        head_dim=64,
+        rope_theta=150000.0,
+        rms_norm_eps=1e-5,
+    ),
+}
