@@ -27,7 +27,7 @@ from compute_plane.config import ComputePlaneConfig, load_config, service_manage
 from planes.errors import ConfigError, EngineError
 from planes.hang_up import has_terminal
 from planes.logs import configure_logging
-from planes.ready import announce_ready, watch_lifeline
+from planes.ready import announce_failure, announce_ready, watch_lifeline
 
 EXIT_OK: Final = 0
 EXIT_FAULT: Final = 1
@@ -51,11 +51,18 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "compute_plane") -> i
             log.warning(line)
         return _Process(loaded.config).run()
     except EngineError as error:
-        print(f"{prog}: {' '.join(error.message.split())}\n", end="", file=sys.stderr)
+        print(f"{prog}: {_in_words(error)}\n", end="", file=sys.stderr)
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAULT
     except MemoryError as error:
-        print(f"{prog}: out of memory: {error}\n", end="", file=sys.stderr)
+        print(f"{prog}: {_in_words(error)}\n", end="", file=sys.stderr)
         return EXIT_FAULT
+
+
+def _in_words(error: EngineError | MemoryError) -> str:
+    """Say it on one line."""
+    if isinstance(error, EngineError):
+        return " ".join(error.message.split())
+    return f"out of memory: {error}"
 
 
 class _StopRequested(BaseException):
@@ -83,10 +90,13 @@ class _Process:
             watch_lifeline(self._config.lifeline_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))
             plane = ComputePlane(self._config, on_fault=self._on_fault)
             self._is_loading = False
+            address = plane.start()
         except _StopRequested:
             return EXIT_OK
+        except (EngineError, MemoryError) as error:
+            announce_failure(self._config.ready_fd, _in_words(error))
+            raise
         manager = service_manager()
-        address = plane.start()
         # What is alive now stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()

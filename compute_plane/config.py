@@ -16,6 +16,7 @@ from planes.address import Address, parse_address
 from planes.default_int import DefaultInt
 from planes.errors import ConfigError
 from planes.known_keys import CONTROL_PLANE_KEYS, FRONT_DOOR_KEYS
+from planes.listening import check_exposure
 from planes.near_names import unknown_variables
 from planes.plane_arguments import PlaneArguments
 from planes.process_settings import ProcessSettings
@@ -30,7 +31,7 @@ from planes.settings import (
     setting,
 )
 from planes.settings import unknown_keys as keys_unknown_to
-from planes.tls_files import ServerFiles, check_plaintext, server_files, uses_tls
+from planes.tls_files import ServerFiles, server_files, uses_tls
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8", "float8")
@@ -168,7 +169,7 @@ class ComputePlaneConfig:
                 f"tls_cert: there is no TLS on a unix socket, and listen is {address}",
                 field="tls_cert",
             )
-        check_plaintext(address, key="listen", is_tls=is_tls, allow_insecure=self.allow_insecure)
+        check_exposure(address, key="listen", is_tls=is_tls, allow_insecure=self.allow_insecure)
         if self.executor not in EXECUTORS and ":" not in self.executor:
             raise ConfigError(
                 "executor must be auto, cpu, cuda, simulated or module:attribute, "

@@ -17,6 +17,7 @@ from control_plane.config import ControlPlaneConfig, load_config
 from planes.descriptors import raise_descriptor_limit
 from planes.errors import ConfigError
 from planes.logs import configure_logging
+from planes.ready import announce_failure
 
 EXIT_BAD_CONFIG = 2
 
@@ -25,9 +26,11 @@ _log = structlog.get_logger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until a signal; 0 after an orderly end, 1 after a fault, 2 for a bad configuration."""
+    ready_fd = None
     try:
         loaded = load_config(sys.argv[1:] if argv is None else argv)
         config = loaded.config
+        ready_fd = config.ready_fd
         raise_descriptor_limit()
         configure_logging(plane="control", level=config.log_level, log_format=config.log_format)
         if loaded.unknown_keys:
@@ -38,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return runner.run(_serve(config))
     except ConfigError as error:
         print(f"control_plane: {error.message}\n", end="", file=sys.stderr)
+        announce_failure(ready_fd, error.message)  # one that has served ends in another way
         return EXIT_BAD_CONFIG
 
 

@@ -27,14 +27,14 @@ from control_plane.engine.plugins import CoreFactories
 from control_plane.engine.recording import Recorder
 from control_plane.engine.roster import Attach, Roster, RosterOptions
 from control_plane.engine.stream_hub import StreamHub
-from control_plane.engine.template_choice import TemplateChoice
-from control_plane.http.server import HOW_TO_GET_IT, HttpServer, missing_packages
+from control_plane.engine.template_choice import Chosen, TemplateChoice
+from control_plane.http.server import EXTRA, HttpServer, missing_packages
 from control_plane.metrics.instruments import Instruments
 from control_plane.shutdown import Shutdown
 from control_plane.text.answers.recognition import AnswerFormats
-from control_plane.text.chat_template import ChatTemplate
 from control_plane.tracing.provider import load_tracing
 from planes.errors import ConfigError, EngineError
+from planes.extras import the_extra
 from planes.hang_up import has_terminal
 from planes.ready import announce_ready, watch_lifeline
 from planes.tls import ClientTls, ServerTls
@@ -140,10 +140,10 @@ class ControlPlane:
                 keyring=self._keyring,
                 cors_origins=self._config.cors_origins,
             )
-        why = f"the HTTP port needs {' and '.join(missing)}: {HOW_TO_GET_IT}"
+        why = f"the HTTP port needs {' and '.join(missing)}, of {the_extra(EXTRA)}"
         if self._config.http_port is not None:
             raise ConfigError(f"http_port: {why}", field="http_port")
-        _log.info("no HTTP port", reason=why)
+        _log.warning("no HTTP port", reason=why)
         return None
 
     async def run(self) -> int:
@@ -185,14 +185,14 @@ class ControlPlane:
 
     def _prepare(self, connected: ConnectedPlane) -> Attach:
         """Try the chat template out, off the event loop; return what attaches the plane."""
-        template = self._template.make(connected)
-        formats = self._template.formats(connected, template)
-        return partial(self._attach, connected, template, formats)
+        chosen = self._template.make(connected)
+        formats = self._template.formats(connected, chosen.template)
+        return partial(self._attach, connected, chosen, formats)
 
     def _attach(
         self,
         connected: ConnectedPlane,
-        template: ChatTemplate | None,
+        chosen: Chosen,
         formats: AnswerFormats | None,
         admission: Admission,
     ) -> None:
@@ -209,7 +209,10 @@ class ControlPlane:
                 wants_principal=self._keyring is not None,
                 metrics=self._fleet.metrics,
                 memory_stats=self._fleet.memory_stats,
-                chat_template=template,
+                max_queued_requests=self._config.max_queued_requests,
+                num_planes=len(self._config.compute_addresses),
+                chat_template=chosen.template,
+                why_no_chat=chosen.why_none,
                 answer_formats=formats,
                 max_unread_tokens=self._config.max_unread_tokens,
                 on_drain=self._tell_health,

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from planes.errors import ConfigError
-from planes.tls_files import check_plaintext, uses_tls
+from planes.listening import check_exposure
+from planes.tls_files import uses_tls
 
 if TYPE_CHECKING:
     from control_plane.config import ControlPlaneConfig
@@ -48,7 +49,7 @@ def _check_compute(config: ControlPlaneConfig) -> None:
             field="compute_tls_ca",
         )
     for address in addresses:
-        check_plaintext(address, key="compute", is_tls=is_tls, allow_insecure=config.allow_insecure)
+        check_exposure(address, key="compute", is_tls=is_tls, allow_insecure=config.allow_insecure)
 
 
 def _check_http(config: ControlPlaneConfig) -> None:
@@ -89,4 +90,4 @@ def _check_own_ports(config: ControlPlaneConfig) -> None:
             field="http_port",
         )
     for key, address in own:
-        check_plaintext(address, key=key, is_tls=is_tls, allow_insecure=config.allow_insecure)
+        check_exposure(address, key=key, is_tls=is_tls, allow_insecure=config.allow_insecure)

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 from control_plane.core.embedding_params import EmbeddingParams, TextEmbedding
 from control_plane.core.request import Request
-from control_plane.engine.embedding import MAX_AT_ONCE, embedding_of, named_input
+from control_plane.engine.embedding import embedding_of, named_input
 from control_plane.engine.events import RequestEnd, RequestUpdate
 from control_plane.engine.inbox import Inbox
 
 
 class EmbeddingRun:
-    """Hands requests to an engine, so many at a time, and collects their ends."""
+    """Hands requests to an engine, `max_at_once` at a time, and collects their ends."""
 
-    def __init__(self, requests: Sequence[Request], inbox: Inbox) -> None:
+    def __init__(self, requests: Sequence[Request], inbox: Inbox, *, max_at_once: int) -> None:
         self._requests = requests
+        self._max_at_once = max_at_once
         self._inbox = inbox
         self._waiting = deque(requests)
         self._under_way: set[int] = set()
@@ -30,7 +31,7 @@ class EmbeddingRun:
 
     def submit_some(self) -> None:
         """Let the engine have as many as it may."""
-        while self._waiting and len(self._under_way) < MAX_AT_ONCE:
+        while self._waiting and len(self._under_way) < self._max_at_once:
             request = self._waiting.popleft()
             self._under_way.add(request.id)
             self._inbox.submit(request)

@@ -20,7 +20,7 @@ from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request_options import RequestOptions
 from control_plane.engine.bring_up import RETRY_PAUSE_S, ConnectedPlane, learn, make_loop
 from control_plane.engine.compute_client import ComputeClient
-from control_plane.engine.embedding import EmbeddingDesk
+from control_plane.engine.embedding import MAX_AT_ONCE, EmbeddingDesk
 from control_plane.engine.events import RequestInfo, RequestUpdate
 from control_plane.engine.loop import EngineLoop, LoopOptions
 from control_plane.engine.plugins import CoreFactories, KVCacheFactory, SchedulerFactory
@@ -116,13 +116,13 @@ class InferenceEngine:
             )
 
     def _connect(self, tokenizer: Tokenizer | None) -> ConnectedPlane:
-        """Learn what the compute plane is. Raises ExecutionError if it keeps dying."""
+        """Learn what the compute plane is. Raises ExecutionError if it keeps dying before that."""
         while True:
             try:
                 return learn(self._client, self._config, tokenizer)
             except LinkError:
                 time.sleep(RETRY_PAUSE_S)
-                self._compute.keep_alive()
+                self._compute.keep_alive(is_known=False)
 
     def _make_loop(self, connected: ConnectedPlane, factories: CoreFactories) -> EngineLoop:
         publish = weakref.WeakMethod(self._take)
@@ -222,7 +222,9 @@ class InferenceEngine:
         desk.check(given, params)
         options = RequestOptions(priority=priority, cache_salt=cache_salt)
         requests = desk.make_requests(desk.tokens_of(given), options, arrival_time=time.monotonic())
-        run = self._embedding = EmbeddingRun(requests, self._loop.inbox)
+        # No more than may wait: none is refused because of the others.
+        most = min(MAX_AT_ONCE, self._config.max_queued_requests)
+        run = self._embedding = EmbeddingRun(requests, self._loop.inbox, max_at_once=most)
         try:
             while not run.is_over:
                 self._check_open()

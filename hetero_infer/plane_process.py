@@ -1,9 +1,9 @@
 """A plane as a child process: started, awaited, ended, and never left behind.
 
 Three pipes tie the child to its parent. Through the ready pipe the plane says `READY ADDRESS` once
-it serves (and its end of file says that it died). The lifeline is never written: however the parent
-ends, the kernel closes it and the plane leaves (`planes.ready`). The third carries the child's
-stderr and stdout, unless they are passed through.
+it serves, or `FAILED REASON` (and its end of file says that it died). The lifeline is never
+written: however the parent ends, the kernel closes it and the plane leaves (`planes.ready`). The
+third carries the child's stderr and stdout, unless they are passed through.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from planes.errors import ConfigError, ExecutionError
 START_TIMEOUT_S = 600.0
 """A first start compiles kernels and may fetch a model; a dead child is noticed at once anyway."""
 
+LOOK_S = 0.5
+"""How often it is looked whether those that serve already still do, while another one is awaited:
+nothing tells of their end."""
+
 STOP_GRACE_S = 10.0
 """How long a plane with nothing in flight gets between SIGTERM and SIGKILL."""
 
@@ -38,7 +42,7 @@ class PlaneStartError(ExecutionError):
 
     `exit_status` is that of the process, negative for a signal, None if it was still running or
     never ran.
-    `output` holds its last lines, empty if they were passed through.
+    `output` holds its last lines; if they were passed through, what it said of why, if anything.
     """
 
     reason = "PLANE_NOT_STARTED"
@@ -88,6 +92,8 @@ class PlaneProcess:
         self._held: list[str] | None = []
         self._output_lock = threading.Lock()
         self._reader: threading.Thread | None = None
+        self._why: str | None = None
+        self._said = bytearray()
         self._ready_read: int | None
         self._lifeline_write: int | None
         try:
@@ -108,6 +114,11 @@ class PlaneProcess:
     def is_running(self) -> bool:
         """Whether the child has not ended yet."""
         return self.process.poll() is None
+
+    @property
+    def has_served(self) -> bool:
+        """Whether the child said that it serves; of one not waited for, known once it `stop`s."""
+        return self.address is not None
 
     @property
     def output_tail(self) -> tuple[str, ...]:
@@ -139,6 +150,11 @@ class PlaneProcess:
     def kill(self) -> None:
         """End the child at once."""
         self.stop(grace_s=0.0)
+
+    def describe_end(self) -> str:
+        """Say how the child, which has ended, did so, and why where it said that."""
+        how = f"the {self.name} {describe_exit(self.stop())}"
+        return how if self._why is None else f"{how}: {self._why}"
 
     def _launch(self, module: str, flags: Sequence[str], environ: Mapping[str, str]) -> int | None:
         """Make pipes and process; the end at which its output is read. Raises OSError."""
@@ -186,6 +202,7 @@ class PlaneProcess:
         if self._lifeline_write is not None:
             os.close(self._lifeline_write)
             self._lifeline_write = None
+        self._read_rest()
         self._close_ready()
         if self._reader is not None:
             # A process that the plane left behind may hold the pipe open; it is not waited for.
@@ -229,27 +246,46 @@ class PlaneProcess:
         """End the child and say why it did not start; its output goes into the error."""
         status = None if self.is_running else self.process.returncode
         self.kill()
-        return PlaneStartError(message, exit_status=status, output=self.output_tail)
+        output = self.output_tail or (() if self._why is None else (self._why,))
+        return PlaneStartError(message, exit_status=status, output=output)
 
-    def _read_ready(self, received: bytearray) -> bool:
+    def _read_rest(self) -> None:
+        """Take what the ready pipe still holds: nobody may have waited for the child."""
+        if self._ready_read is not None:
+            os.set_blocking(self._ready_read, False)
+            with contextlib.suppress(BlockingIOError):
+                self._said += os.read(self._ready_read, MAX_READY_BYTES)
+            self._understand()
+
+    def _understand(self) -> bytes | None:
+        """Take in what the child said through the ready pipe; the line, None: there is none yet."""
+        line, newline, _ = bytes(self._said).partition(b"\n")
+        if not newline:
+            return None
+        word, _, rest = line.decode("utf-8", errors="replace").partition(" ")
+        if word == "FAILED":
+            self._why = rest
+        elif word == "READY":
+            address, tab, http_address = rest.partition("\t")
+            with contextlib.suppress(ConfigError):
+                self.http_address = parse_address(http_address) if tab else None
+                self.address = parse_address(address)
+        return line
+
+    def _read_ready(self) -> bool:
         """Read what the ready pipe holds; True once the plane serves. Raises PlaneStartError."""
         assert self._ready_read is not None  # open until `_serves` or `stop`
         chunk = os.read(self._ready_read, MAX_READY_BYTES)
-        received += chunk
-        line, newline, _ = bytes(received).partition(b"\n")
-        if newline:
-            word, _, addresses = line.decode("utf-8", errors="replace").partition(" ")
-            address, tab, http_address = addresses.partition("\t")
-            with contextlib.suppress(ConfigError):
-                self.http_address = parse_address(http_address) if tab else None
-                self.address = parse_address(address) if word == "READY" else None
-            if self.address is None:
-                raise self._fail(f"the {self.name} said {line!r} instead of READY ADDRESS")
+        self._said += chunk
+        line = self._understand()
+        if self.address is not None:
             return True
-        if chunk and len(received) < MAX_READY_BYTES:
+        if line is not None and self._why is None:
+            raise self._fail(f"the {self.name} said {line!r} instead of READY ADDRESS")
+        if line is None and chunk and len(self._said) < MAX_READY_BYTES:
             return False
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(STOP_GRACE_S)  # it closed the pipe: it is ending
+            self.process.wait(STOP_GRACE_S)  # it said so, or closed the pipe: it is ending
         raise self._fail(f"the {self.name} {describe_exit(self.process.returncode)}")
 
     def __enter__(self) -> PlaneProcess:
@@ -267,25 +303,29 @@ class PlaneProcess:
 def wait_all_ready(planes: Iterable[PlaneProcess], timeout_s: float = START_TIMEOUT_S) -> None:
     """Return when every plane serves; the first that cannot raises PlaneStartError.
 
-    The others are left running: they belong to the caller.
+    So does one that serves and ends while another one is waited for, which may need it. The others
+    are left running: they belong to the caller.
     """
     deadline = time.monotonic() + timeout_s
-    received = {plane: bytearray() for plane in planes}
+    serving: list[PlaneProcess] = []
     with selectors.DefaultSelector() as selector:
-        for plane in received:
+        for plane in planes:
             if plane._ready_read is not None:
                 selector.register(plane._ready_read, selectors.EVENT_READ, plane)
         while selector.get_map():
+            for plane in serving:
+                if not plane.is_running:
+                    raise plane._fail(f"the {plane.name} {describe_exit(plane.process.returncode)}")
             remaining = deadline - time.monotonic()
-            events = selector.select(remaining) if remaining > 0 else []
-            if not events:
+            if remaining <= 0:
                 plane = next(iter(selector.get_map().values())).data
                 raise plane._fail(f"the {plane.name} did not serve within {timeout_s:g} s")
-            for key, _ in events:
+            for key, _ in selector.select(min(remaining, LOOK_S)):
                 plane = key.data
-                if plane._read_ready(received[plane]):
+                if plane._read_ready():
                     selector.unregister(key.fd)
                     plane._serves()
+                    serving.append(plane)
 
 
 def describe_exit(status: int | None) -> str:

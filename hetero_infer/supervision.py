@@ -1,4 +1,4 @@
-"""A plane that is started again when it ends, until that is of no use."""
+"""A plane that is started again when it ends, unless it cannot be started at all."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from hetero_infer.plane_process import PlaneProcess, PlaneStartError, describe_exit
-from planes.errors import ExecutionError
-
-MAX_RESTARTS = 5
-"""In a row, each before the plane had run `STEADY_S`; then something is wrong that stays wrong."""
-
-STEADY_S = 60.0
-FIRST_PAUSE_S = 0.25
-MAX_PAUSE_S = 8.0
+from hetero_infer.plane_process import PlaneProcess, PlaneStartError
+from hetero_infer.restarts import Restarts
 
 EXIT_CONFIG = 2
 """A plane that ends with this at its first start will not do better the next time. One that has
@@ -40,16 +33,14 @@ class SupervisedPlane:
         ended: Ended,
         say: Callable[[str], None],
         *,
-        first_pause_s: float = FIRST_PAUSE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._start = start
         self._ended = ended
         self._say = say
-        self._first_pause_s = first_pause_s
         self._clock = clock
         self._began = 0.0
-        self._num_restarts = 0
+        self._restarts = Restarts()
         self._is_restarted = False
         self.process: PlaneProcess | None = None
         self.due_at: float | None = None
@@ -76,25 +67,21 @@ class SupervisedPlane:
         """Clean up after the process, which has ended, and say when another one is due.
 
         Raises PlaneStartError where the configuration is at fault, ExecutionError if the plane
-        keeps ending.
+        keeps ending before it serves.
         """
         plane = self.process
         assert plane is not None  # only a started one ends
-        status = plane.stop()
-        how = f"the {plane.name} {describe_exit(status)}"
+        status, how = plane.stop(), plane.describe_end()
         if status == EXIT_CONFIG and not self._is_restarted:
             raise PlaneStartError(how, exit_status=status)
-        self._plan_another(how)
+        self._plan_another(how, has_served=plane.has_served)
 
-    def _plan_another(self, how: str) -> None:
-        """Say when another one is due. Raises ExecutionError if the plane keeps ending."""
+    def _plan_another(self, how: str, *, has_served: bool) -> None:
+        """Say when another one is due. Raises ExecutionError as `note_end` does."""
         now = self._clock()
-        if now - self._began >= STEADY_S:
-            self._num_restarts = 0
-        if self._num_restarts >= MAX_RESTARTS:
-            raise ExecutionError(f"{how}; {MAX_RESTARTS} restarts did not help")
-        self.due_at = now + min(self._first_pause_s * 2**self._num_restarts, MAX_PAUSE_S)
-        self._num_restarts += 1
+        self.due_at = now + self._restarts.pause_s(
+            how, has_served=has_served, lived_s=now - self._began
+        )
         self._say(f"{how}; starting another one")
 
     def start_if_due(self) -> None:
@@ -108,7 +95,7 @@ class SupervisedPlane:
         try:
             plane = self.start()
         except PlaneStartError as error:
-            self._plan_another(error.message)
+            self._plan_another(error.message, has_served=False)
             return
         self._is_restarted = True
         plane.show_output()  # nobody waits until it is ready

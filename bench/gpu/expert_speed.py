@@ -1,9 +1,10 @@
 """How fast few tokens go through mixtures of experts, beside what their experts' weights take.
 
-A layer's mixture is what a decode step has of it: norm, router, choosing, the products, adding up.
+A layer's mixture is what a decode step has of it: norm, what all tokens share, router, choosing,
+the products, adding up.
 There are as many layers as make a gigabyte of weights, and a graph goes through all of them once,
-one behind the other as in a model. Bytes are those of the experts that the tokens went through, so
-what routing costs beside reading shows as a rate that is lower.
+one behind the other as in a model. Bytes are those of the experts that the tokens went through, and
+of what they share, so what routing costs beside reading shows as a rate that is lower.
 
     torch    the same layers with torch's products of groups, where it has them
 
@@ -26,9 +27,15 @@ if TYPE_CHECKING:
 
     from bench.gpu.decode_bandwidth import Timer
     from compute_plane.cuda.expert_products import ExpertProducts
-    from compute_plane.cuda.experts import DeviceExperts, ExpertBiases, StackedMatrix
+    from compute_plane.cuda.experts import (
+        DeviceExperts,
+        ExpertBiases,
+        SharedExperts,
+        StackedMatrix,
+    )
     from compute_plane.cuda.kernel_operations import KernelOperations
     from compute_plane.cuda.launchers import Launcher
+    from compute_plane.cuda.matrices import Matrix
 
 Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
 EPS: Final = 1e-5
@@ -54,8 +61,9 @@ class ExpertShape:
     def name(self) -> str:
         """Tokens, experts, sizes, format."""
         mixture = self.mixture
+        beside = f" beside {mixture.shared_size}" if mixture.shared_size else ""
         return (
-            f"{self.num_tokens} × {self.hidden_size} × {self.inner_size}, "
+            f"{self.num_tokens} × {self.hidden_size} × {self.inner_size}{beside}, "
             f"{mixture.experts_per_token} of {mixture.num_experts} experts, "
             f"{self.weights or 'bfloat16'}"
         )
@@ -74,21 +82,32 @@ class ExpertShape:
         """Return the kernels of that model."""
         from compute_plane.cuda.experts import ExpertUses
         from compute_plane.cuda.kernel_operations import KernelOperations
+        from compute_plane.cuda.weight_plan import QuantizedUses
 
         labels = frozenset() if self.weights is None else frozenset({self.weights})
-        uses = ExpertUses(labels, labels, has_dense=self.weights is None)
-        return KernelOperations(launcher, self.spec(), "bfloat16", 16, experts=uses)
+        uses, shared = ExpertUses(labels, labels, has_dense=self.weights is None), QuantizedUses()
+        if self.mixture.shared_size:
+            num_outputs = max(2 * self.mixture.shared_size, self.hidden_size)
+            shared = QuantizedUses(labels, gates=labels, num_outputs=num_outputs)
+        return KernelOperations(launcher, self.spec(), "bfloat16", 16, shared, experts=uses)
 
 
 QWEN3_30B: Final = (Mixture(128, 8), 2048, 768)
 GPT_OSS_20B: Final = (Mixture(32, 4), 2880, 2880)
 MIXTRAL: Final = (Mixture(8, 2), 4096, 14336)
-SHAPES: Final = tuple(
-    ExpertShape(num_tokens, *sizes, weights)
-    for sizes in (QWEN3_30B, MIXTRAL)
-    for weights in (None, "Q4_1")
-    for num_tokens in (1, 8, 32)
-) + tuple(ExpertShape(num_tokens, *GPT_OSS_20B, "MXFP4", "gpt-oss") for num_tokens in (1, 8, 32))
+ERNIE_21B: Final = (Mixture(64, 6, corrects_choice=True, shared_size=3072), 2560, 1536)
+GLM_AIR: Final = (Mixture(128, 8, True, "sigmoid", 1.0, True, shared_size=1408), 4096, 1408)
+SHAPES: Final = (
+    *(
+        ExpertShape(num_tokens, *sizes, weights)
+        for sizes in (QWEN3_30B, MIXTRAL)
+        for weights in (None, "Q4_1")
+        for num_tokens in (1, 8, 32)
+    ),
+    *(ExpertShape(num_tokens, *GPT_OSS_20B, "MXFP4", "gpt-oss") for num_tokens in (1, 8, 32)),
+    *(ExpertShape(num_tokens, *ERNIE_21B, None, "ernie4_5-moe") for num_tokens in (1, 8)),
+    *(ExpertShape(num_tokens, *GLM_AIR, "Q4_1", "glm4moe") for num_tokens in (1, 8)),
+)
 
 
 def measure_experts(
@@ -144,11 +163,13 @@ class Problem:
         self._out: Tensor = self._tokens
         first = self._draw_layer()
         self.expert_bytes = sum(stack.values[0].nbytes for stack in first.stacks)
-        layer_bytes = self.expert_bytes * shape.mixture.num_experts
+        self.shared_bytes = _shared_bytes(first)
+        layer_bytes = self.expert_bytes * shape.mixture.num_experts + self.shared_bytes
         more = max(1, math.ceil(WORKING_SET_BYTES / layer_bytes)) - 1
         self.layers: list[DeviceExperts] = [first, *(self._draw_layer() for _ in range(more))]
         self.experts_with_rows = sum(map(self._experts_with_rows, self.layers))
-        self.bytes_moved = self.experts_with_rows * self.expert_bytes
+        of_experts = self.experts_with_rows * self.expert_bytes
+        self.bytes_moved = of_experts + len(self.layers) * self.shared_bytes
 
     def visit(self) -> None:
         """Queue all layers once."""
@@ -213,7 +234,7 @@ class Problem:
         from compute_plane.cuda.expert_products import choose, router_logits
 
         logits = router_logits(self._tokens, layer.router, layer.biases)
-        chosen, _ = choose(logits, self.shape.mixture)
+        chosen, _ = choose(logits, self.shape.mixture, layer.correction)
         return len(chosen.unique())
 
     def _draw_layer(self) -> DeviceExperts:
@@ -231,7 +252,29 @@ class Problem:
             ExpertMatrices.stacked([gate_up]),
             ExpertMatrices.stacked([down]),
             self._draw_biases(),
+            self._draw_correction(),
+            self._draw_shared(),
         )
+
+    def _draw_correction(self) -> Tensor | None:
+        import torch
+
+        mixture = self.shape.mixture
+        if not mixture.corrects_choice:
+            return None
+        spread = 1 / mixture.num_experts if mixture.scores == "softmax" else 0.1
+        return torch.randn(mixture.num_experts, device=self._device).mul_(spread)
+
+    def _draw_shared(self) -> SharedExperts | None:
+        from compute_plane.cuda.experts import SharedExperts
+        from compute_plane.cuda.matrices import Projection
+
+        shape, size = self.shape, self.shape.mixture.shared_size
+        if not size:
+            return None
+        gate_up = self._draw_matrix(2 * size, shape.hidden_size, in_turns=True)
+        down = self._draw_matrix(shape.hidden_size, size)
+        return SharedExperts(Projection((gate_up,)), Projection((down,)))
 
     def _draw_biases(self) -> ExpertBiases | None:
         import torch
@@ -253,18 +296,28 @@ class Problem:
     def _draw_stack(
         self, num_outputs: int, num_inputs: int, *, in_turns: bool = False
     ) -> StackedMatrix:
+        from compute_plane.cuda.experts import StackedMatrix
+
+        num_experts = self.shape.mixture.num_experts
+        matrix = self._draw_matrix(num_experts * num_outputs, num_inputs, in_turns=in_turns)
+        return StackedMatrix.of(matrix, num_experts)
+
+    def _draw_matrix(self, num_rows: int, num_inputs: int, *, in_turns: bool = False) -> Matrix:
         import torch
 
-        from compute_plane.cuda.experts import StackedMatrix
-        from compute_plane.cuda.matrices import DenseMatrix, Matrix, QuantizedMatrix
+        from compute_plane.cuda.matrices import DenseMatrix, QuantizedMatrix
 
-        shape, num_experts = self.shape, self.shape.mixture.num_experts
-        num_rows = num_experts * num_outputs
-        matrix: Matrix
-        if shape.weights is None:
+        weights = self.shape.weights
+        if weights is None:
             values = torch.empty(num_rows, num_inputs, dtype=torch.bfloat16, device=self._device)
-            matrix = DenseMatrix(values.normal_(std=1 / math.sqrt(num_inputs)))
-        else:
-            packed = draw_packed(shape.weights, num_rows, num_inputs, self._device)
-            matrix = QuantizedMatrix(shape.weights, packed, num_rows, num_inputs, in_turns=in_turns)
-        return StackedMatrix.of(matrix, num_experts)
+            return DenseMatrix(values.normal_(std=1 / math.sqrt(num_inputs)))
+        packed = draw_packed(weights, num_rows, num_inputs, self._device)
+        return QuantizedMatrix(weights, packed, num_rows, num_inputs, in_turns=in_turns)
+
+
+def _shared_bytes(layer: DeviceExperts) -> int:
+    """Return the bytes of what all tokens of a layer read."""
+    shared = layer.shared
+    if shared is None:
+        return 0
+    return shared.gate_up.num_bytes + shared.down.num_bytes

@@ -76,7 +76,15 @@ def locate_model(reference: str, fetch: HubFetch | None = None) -> ModelLocation
             f"model {printable(reference)}: no such file or directory, and no hub id (org/name)"
         )
     repository, _, file = reference.partition(":")
-    location = (fetch or fetch_from_hub)(repository, file or None)
+    try:
+        location = (fetch or fetch_from_hub)(repository, file or None)
+    except ModelReferenceError as error:
+        if file or not repository.endswith(".gguf"):
+            raise
+        why = error.message.removeprefix(f"model {repository}: ")
+        raise ModelReferenceError(
+            f"model {repository}: no such file, and no hub id either: {why}"
+        ) from None
     return ModelLocation(location, name=repository)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import grpc
 import structlog
 
-from compute_plane.errors import ProtocolMismatch, TooManyStreams
+from compute_plane.errors import ProtocolMismatch, StaleEpoch, TooManyStreams
 from compute_plane.executor.device_thread import DeviceThread
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.work import Answer
@@ -111,13 +111,17 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
         )
 
     def _note_refusal(self, controller: str, reason: str) -> None:
-        """Log it once: who waits for a session to end asks many times a second."""
+        """Log it once: who waits for a session to end asks many times a second.
+
+        Who asks for the session of a process that is gone opens another one next: no fault.
+        """
         with self._lock:
             is_known = (controller, reason) in self._refused
             if not is_known and len(self._refused) == MAX_REFUSED:
                 self._refused.clear()
             self._refused.add((controller, reason))
-        say = log.debug if is_known else log.warning
+        is_fault = reason != StaleEpoch.reason
+        say = log.debug if is_known else log.warning if is_fault else log.info
         say("open refused", controller=controller, reason=reason)
 
     def Execute(  # noqa: N802 - the name of the RPC

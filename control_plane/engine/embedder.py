@@ -9,7 +9,7 @@ from control_plane.access.principal import Lease
 from control_plane.core.embedding_params import EmbeddingParams, Input, TextEmbedding
 from control_plane.core.request import Request
 from control_plane.core.request_options import RequestOptions
-from control_plane.engine.embedding import MAX_AT_ONCE, EmbeddingDesk, embedding_of, named_input
+from control_plane.engine.embedding import EmbeddingDesk, embedding_of, named_input
 from control_plane.engine.generation import Generation
 from control_plane.engine.text_service import TextService
 from control_plane.groups import first_error
@@ -18,12 +18,19 @@ Begin = Callable[[Request, Lease | None], Generation]
 
 
 class Embedder:
-    """Embeds the texts of one call. `begin`: hands a request to the engine."""
+    """Embeds the texts of one call. `begin`: hands a request to the engine.
 
-    def __init__(self, desk: EmbeddingDesk, text: TextService, begin: Begin) -> None:
+    `max_at_once`: texts of a call that the engine has; no more than may wait there, so that none is
+    refused because of the others.
+    """
+
+    def __init__(
+        self, desk: EmbeddingDesk, text: TextService, begin: Begin, *, max_at_once: int
+    ) -> None:
         self._desk = desk
         self._text = text
         self._begin = begin
+        self._max_at_once = max_at_once
 
     async def embed(
         self,
@@ -60,7 +67,7 @@ class Embedder:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(len(requests), MAX_AT_ONCE)):
+                for _ in range(min(len(requests), self._max_at_once)):
                     group.create_task(work())
         except BaseExceptionGroup as errors:  # they are the same kind of thing as one alone
             raise first_error(errors) from None

@@ -17,16 +17,18 @@ from control_plane.engine.watch import WatchMaker, watch_nothing
 from control_plane.structured.grammars import Grammars
 from control_plane.telemetry import EngineMetrics
 from control_plane.text.answers.recognition import AnswerFormats
-from control_plane.text.chat_template import ChatTemplate
+from control_plane.text.chat_template import NO_TEMPLATE, ChatTemplate
 from control_plane.text.tokenizer import Tokenizer
+from planes.errors import ValidationError
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """What a front end works with; `metrics` and `memory_stats` read the engine's last turn.
 
-    `chat_template`: None if the model has none. `answer_formats`: how answers of conversations come
-    apart; None: they are text. `max_unread_tokens`: of one sample, before its
+    `max_queued_requests`: that may wait for each of `num_planes` compute planes. `chat_template`:
+    None if there is none, `why_no_chat` says why not. `answer_formats`: how answers of
+    conversations come apart; None: they are text. `max_unread_tokens`: of one sample, before its
     reader is too slow. `on_drain` is called when the server begins to drain by a client's word.
     `wants_principal`: requests are made in somebody's name (`control_plane.access`), or refused.
     `watch`: makes who looks on while a request is answered. `pooling`: how texts are embedded, one
@@ -42,7 +44,10 @@ class EngineParts:
     gate: Gate
     metrics: Callable[[], EngineMetrics]
     memory_stats: Callable[[], MemoryStats]
+    max_queued_requests: int
+    num_planes: int = 1
     chat_template: ChatTemplate | None = None
+    why_no_chat: str = NO_TEMPLATE
     answer_formats: AnswerFormats | None = None
     max_unread_tokens: int = DEFAULT_MAX_UNREAD_TOKENS
     on_drain: Callable[[], None] | None = None
@@ -50,3 +55,13 @@ class EngineParts:
     watch: WatchMaker = watch_nothing
     pooling: str = AUTO
     text_end: Sequence[int] = ()
+
+    def check_together(self, num_prompts: int) -> None:
+        """Raise ValidationError for more prompts of one call than may ever wait together."""
+        most = self.max_queued_requests * self.num_planes
+        if num_prompts > most:
+            raise ValidationError(
+                f"prompt must be at most {most} prompt{'s' if most > 1 else ''} in one call, as "
+                f"many requests as may wait here (max_queued_requests), got {num_prompts}",
+                field="prompt",
+            )

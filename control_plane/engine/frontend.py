@@ -16,7 +16,7 @@ from control_plane.core.request import Request
 from control_plane.core.request_options import PLAIN, RequestOptions
 from control_plane.engine.continued import end_of_continued
 from control_plane.engine.embedder import Embedder
-from control_plane.engine.embedding import EmbeddingDesk
+from control_plane.engine.embedding import MAX_AT_ONCE, EmbeddingDesk
 from control_plane.engine.engine_parts import EngineParts
 from control_plane.engine.events import RequestInfo
 from control_plane.engine.generation import Generation
@@ -51,6 +51,7 @@ class EngineFrontend:
             parts.chat_template,
             parts.answer_formats,
             vocab_size=parts.plane.vocab_size,
+            why_no_chat=parts.why_no_chat,
         )
         desk = EmbeddingDesk(
             parts.admission, parts.plane, text_end=parts.text_end, pooling=parts.pooling
@@ -61,6 +62,7 @@ class EngineFrontend:
             lambda request, lease: self._begin(
                 request, self._open_stream(request, PLAIN_TEXT), lease
             ),
+            max_at_once=min(MAX_AT_ONCE, parts.max_queued_requests),
         )
 
     @property
@@ -96,7 +98,12 @@ class EngineFrontend:
     # Requests
 
     def check_places(self, num_requests: int) -> None:
-        """Raise the error of the limit that so many requests more would break, before any work."""
+        """Raise the error of the limit that so many requests more would break, before any work.
+
+        They are those of one call, handed over together: ValidationError for more than may ever
+        wait.
+        """
+        self._parts.check_together(num_requests)
         if self._parts.wants_principal:
             current_principal().check(num_requests)
 

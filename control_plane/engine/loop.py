@@ -230,7 +230,8 @@ class EngineLoop:
                 # A fault of ours, or the executor's. The batches sent after it were made as if it
                 # had run: only a new session is sure not to run them. Their requests did no harm.
                 self._sent.clear()
-                raise LinkError(f"step {result.step_id} was refused: {result.refusal}")
+                refused = LinkError(f"step {result.step_id} was refused: {result.refusal}")
+                self._lose_link(refused, is_fault=True)
         except LinkError as error:
             self._lose_link(error)
 
@@ -257,9 +258,10 @@ class EngineLoop:
         self._set_linked(is_linked=True)
         return True
 
-    def _lose_link(self, error: LinkError) -> None:
-        """Give the session up; requests stay and wait for the next one."""
-        _log.error("link lost", error=error.message, steps_in_flight=len(self._sent))
+    def _lose_link(self, error: LinkError, *, is_fault: bool = False) -> None:
+        """Give the session up; requests stay and wait for the next one. `is_fault`: a program's."""
+        tell = _log.error if is_fault else _log.warning
+        tell("link lost", error=error.message, steps_in_flight=len(self._sent))
         self.meter.num_losses += 1
         self._num_losses += 1
         if self._sent:

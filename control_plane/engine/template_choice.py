@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -10,11 +11,18 @@ from control_plane.engine.bring_up import ConnectedPlane
 from control_plane.text.answers.formats import AUTO
 from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.assets import make_chat_template
-from control_plane.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
+from control_plane.text.chat_template import MAX_TEMPLATE_CHARACTERS, NO_TEMPLATE, ChatTemplate
 from control_plane.text.conversation import json_object
 from planes.errors import ConfigError, TokenizationError
 
 _log = structlog.get_logger(__name__)
+
+
+class Chosen(NamedTuple):
+    """The template; None: there is none to be used, and `why_none` says why."""
+
+    template: ChatTemplate | None
+    why_none: str = ""
 
 
 class TemplateChoice:
@@ -45,15 +53,15 @@ class TemplateChoice:
                     f"chat_template: {file_name}: {error.message}", field="chat_template"
                 ) from None
 
-    def make(self, connected: ConnectedPlane) -> ChatTemplate | None:
-        """Return the template; None, and a line in the log, if the model's own is unusable."""
+    def make(self, connected: ConnectedPlane) -> Chosen:
+        """Return the template; if the model's own is unusable there is a line in the log, too."""
         try:
             template = make_chat_template(
                 connected.assets, connected.tokenizer, self._source, self._defaults
             )
         except TokenizationError as error:
             _log.warning("chat is not served", error=error.message)
-            return None
+            return Chosen(None, error.message)
         known = frozenset() if template is None else template.variables
         unread = sorted(self._defaults.keys() - known)
         if unread:
@@ -62,7 +70,7 @@ class TemplateChoice:
                 unread=unread,
                 reads=sorted(known),
             )
-        return template
+        return Chosen(template, NO_TEMPLATE if template is None else "")
 
     def formats(
         self, connected: ConnectedPlane, template: ChatTemplate | None

@@ -17,6 +17,7 @@ from control_plane.text.answers.parser import AnswerFormat
 from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.bounds import MAX_MESSAGES
 from control_plane.text.chat_template import (
+    NO_TEMPLATE,
     ChatTemplate,
     hides_tool_calls,
     up_to_the_end_of_the_last,
@@ -68,9 +69,9 @@ class ChatPrompt(NamedTuple):
 class TextService:
     """The model's text side for tasks of one event loop.
 
-    `chat_template`: None if the model has none. `answer_formats`: of answers to conversations;
-    None: they are text. `vocab_size`: width of the model's logits. Methods raise ValidationError
-    for what is out of bounds, TokenizationError.
+    `chat_template`: None if the model has none that can be used, `why_no_chat` says why not.
+    `answer_formats`: of answers to conversations; None: they are text. `vocab_size`: width of the
+    model's logits. Methods raise ValidationError for what is out of bounds, TokenizationError.
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class TextService:
         answer_formats: AnswerFormats | None = None,
         *,
         vocab_size: int,
+        why_no_chat: str = NO_TEMPLATE,
     ) -> None:
         self._tokenizer = tokenizer
         self._admission = admission
         self._template = chat_template
         self._answer_formats = answer_formats
         self._vocab_size = vocab_size
+        self._why_no_chat = why_no_chat
 
     async def tokenize(
         self,
@@ -167,7 +170,7 @@ class TextService:
         """
         template = self._template
         if template is None:
-            raise ValidationError("the model has no chat template", field="messages")
+            raise ValidationError(self._why_no_chat, field="messages")
         if not messages:
             raise ValidationError("messages must not be empty", field="messages")
         # On another thread: a template is a program, it takes its time.

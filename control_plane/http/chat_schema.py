@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
 
-from pydantic import Field, JsonValue, Tag, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
+from control_plane.api.status import shorten
 from control_plane.core.generation_params import MAX_LOGPROBS
 from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.http.errors import PARAM
 from control_plane.http.fields import (
     MAX_TOKENS,
     Conversation,
@@ -33,7 +36,12 @@ from control_plane.text.bounds import (
     MAX_PARTS,
     MAX_TOOL_CALLS,
 )
-from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS, MAX_TOOLS, call_arguments
+from control_plane.text.conversation import (
+    MAX_TOOL_NAME_CHARACTERS,
+    MAX_TOOLS,
+    ROLES,
+    call_arguments,
+)
 from control_plane.text.reasoning_effort import ReasoningEffort
 
 
@@ -164,6 +172,18 @@ def _kind_of_message(given: object) -> str:
     return _MESSAGE_TAGS.get(role, "") if isinstance(role, str) else ""
 
 
+def _check_role(given: object) -> object:
+    """Refuse a role that no message has, or none, by its own name."""
+    if not isinstance(given, dict) or _kind_of_message(given):
+        return given
+    role = given.get("role")
+    if role is None:
+        raise PydanticCustomError("missing", "Field required", {PARAM: "role"})
+    told = f", got {shorten(repr(role), 60)}" if isinstance(role, str | int | float) else ""
+    known = ", ".join(map(repr, ROLES[:-1]))
+    raise wrong("role", f"Input should be {known} or {ROLES[-1]!r}{told}")
+
+
 Message: TypeAlias = Annotated[
     Annotated[SystemMessage, Tag("~system")]
     | Annotated[UserMessage, Tag("~user")]
@@ -173,6 +193,7 @@ Message: TypeAlias = Annotated[
         _kind_of_message,
         "a message whose role is system, developer, user, assistant or tool",
     ),
+    BeforeValidator(_check_role),
 ]
 
 

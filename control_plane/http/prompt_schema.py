@@ -23,7 +23,8 @@ def kind_of_prompt(given: object) -> str:
     first = given[0] if given else ""
     if isinstance(first, list):
         return "~token_lists"
-    return "~tokens" if isinstance(first, int) else "~texts"
+    # A number with a fraction is meant for a token, too, and is told that it is none.
+    return "~tokens" if isinstance(first, int | float) else "~texts"
 
 
 def all_of(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from control_plane.http.connections import PatientProtocol
 
 NEEDED = ("fastapi", "uvicorn")
-HOW_TO_GET_IT = "pip install 'hetero-paged-infer[http]'"
+EXTRA = "http"
 
 HTTP_SHARE = 0.6
 """Of the file descriptors; there may be a sixteenth of that more, who are told to come again. A

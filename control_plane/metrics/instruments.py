@@ -11,13 +11,14 @@ from control_plane.metrics.request_meter import RequestMeter
 from control_plane.metrics.visits import VisitMeter
 from control_plane.tracing.provider import Tracing
 from planes.errors import ConfigError
+from planes.extras import the_extra
 
 if TYPE_CHECKING:
     from control_plane.engine.member import Member
     from control_plane.metrics.page import MetricsPage
 
 NEEDED = "prometheus_client"
-HOW_TO_GET_IT = "pip install 'hetero-paged-infer[http]'"
+EXTRA = "http"
 
 
 class Instruments:
@@ -46,7 +47,7 @@ class Instruments:
         if importlib.util.find_spec(NEEDED) is None:
             if self._repeats_vllm:
                 raise ConfigError(
-                    f"metrics_compat: the metrics page needs {NEEDED}: {HOW_TO_GET_IT}",
+                    f"metrics_compat: the metrics page needs {NEEDED}, of {the_extra(EXTRA)}",
                     field="metrics_compat",
                 )
             return None

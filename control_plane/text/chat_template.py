@@ -29,6 +29,9 @@ from planes.errors import TokenizationError, ValidationError
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 
+NO_TEMPLATE: Final = "the model has no chat template"
+"""What conversations with a model that comes without one are told."""
+
 MAX_TOLD: Final = 32
 """Characters of an unknown name, and names that a template reads, in a message."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planes.errors import ConfigError
+from planes.extras import the_extra
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from control_plane.engine.watch import WatchMaker
 
 SERVICE_NAME = "hetero-paged-infer"
-HOW_TO_GET_IT = "pip install 'hetero-paged-infer[otel]'"
+EXTRA = "otel"
 
 _NEEDED = {
     "opentelemetry.sdk": "opentelemetry-sdk",
@@ -64,7 +65,7 @@ def _to_collector(endpoint: str) -> Tracing:
     for module, package in _NEEDED.items():
         if not _has(module):
             raise ConfigError(
-                f"otlp_traces_endpoint: spans need {package}: {HOW_TO_GET_IT}",
+                f"otlp_traces_endpoint: spans need {package}, of {the_extra(EXTRA)}",
                 field="otlp_traces_endpoint",
             )
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

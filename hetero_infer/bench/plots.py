@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from planes.errors import ConfigError
+from planes.extras import the_extra
 
 DPI = 120
-EXTRA = "pip install 'hetero-paged-infer[bench]'"
+EXTRA = "bench"
 RESERVED, USED = "tab:orange", "tab:blue"
 
 
 def require_matplotlib() -> None:
     """Raise ConfigError, saying what to install, where matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(f"a plot needs matplotlib, which is not installed: {EXTRA}", field="plot")
+        raise ConfigError(f"a plot needs matplotlib, of {the_extra(EXTRA)}", field="plot")
 
 
 def draw_throughput(whole: dict[str, Any], file: Path) -> None:

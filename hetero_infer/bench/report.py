@@ -51,12 +51,16 @@ class Destination:
 
     @classmethod
     def of(cls, name: str, settings: OutputSettings) -> Destination:
-        """Find out the files, make the directory, check that a plot can be drawn.
+        """Find out the files, check that a plot can be drawn, make the directory.
 
         Raises ConfigError for a file that cannot be written, or without matplotlib.
         """
         json_file = Path(settings.json) if settings.json else None
         plot_file = Path(settings.plot) if settings.plot else None
+        if settings.output or plot_file is not None:
+            from hetero_infer.bench.plots import require_matplotlib
+
+            require_matplotlib()
         if settings.output:
             directory = Path(settings.output)
             try:
@@ -68,10 +72,6 @@ class Destination:
         for file, key in ((json_file, "json"), (plot_file, "plot")):
             if file is not None and not file.parent.is_dir():
                 raise ConfigError(f"{key} {file}: there is no such directory", field=key)
-        if plot_file is not None:
-            from hetero_infer.bench.plots import require_matplotlib
-
-            require_matplotlib()
         return cls(json_file, plot_file)
 
 

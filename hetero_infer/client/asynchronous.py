@@ -16,7 +16,7 @@ from hetero_infer.channel import Route
 from hetero_infer.client import calls
 from hetero_infer.client.answers import Answer
 from hetero_infer.client.async_stream import AsyncStream
-from hetero_infer.client.attempts import DEFAULT_RETRIES, Attempts, Deadline
+from hetero_infer.client.attempts import DEFAULT_RETRIES, Attempts, Deadline, OnWait
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.progress import StreamProgress
 from hetero_infer.client.requests import ChatRequest, TextRequest, prompt_of
@@ -51,8 +51,9 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
         token: str | None = None,
         tls: ClientFiles | None = None,
         retries: int = DEFAULT_RETRIES,
+        on_wait: OnWait | None = None,
     ) -> None:
-        super().__init__(retries)
+        super().__init__(retries, on_wait)
         self._route = Route(parse_target(target), token=token, tls=tls)
         self._channel: grpc.aio.Channel | None = None
         self._services: Services | None = None
@@ -234,7 +235,8 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
         return AsyncStream(self, progress)
 
     async def _run(self, call: calls.Call[T], timeout_s: float | None) -> T:
-        attempts = Attempts(self._retries if call.is_repeatable else 0, Deadline(timeout_s))
+        retries = self._retries if call.is_repeatable else 0
+        attempts = Attempts(retries, Deadline(timeout_s), self._on_wait)
         while True:
             method = self._method(call.service, call.method)
             timeout_left_s = attempts.deadline.left_s()
@@ -243,10 +245,11 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
                     call.message, timeout=timeout_left_s, metadata=self._route.metadata
                 )
             except grpc.RpcError as error:
-                pause_s = attempts.pause_after(error_of(error, self._route))
+                failure = error_of(error, self._route)
             else:
                 return call.read(answer)
-            await asyncio.sleep(pause_s)
+            # Out here gRPC's own error, which says less, is no part of the traceback.
+            await asyncio.sleep(attempts.pause_after(failure))
 
     def _open_stream(self, progress: StreamProgress) -> Any:  # noqa: ANN401 - gRPC's call
         """Make the next call of a stream. Raises EngineError."""

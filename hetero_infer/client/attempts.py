@@ -41,6 +41,10 @@ OnLost = Callable[[EngineError, float], None]
 """Told once for each loss: why the stream stopped, and how many seconds it is waited for."""
 
 
+OnWait = Callable[[EngineError, float], None]
+"""Told before a call is made again: why it is, and how many seconds are waited first."""
+
+
 class Deadline:
     """A time after which nothing is waited for. `timeout_s`: None: for ever.
 
@@ -68,10 +72,14 @@ class Deadline:
 
 
 class Attempts:
-    """Counts the calls that are made for one. `retries`: how many after the first, at most."""
+    """Counts the calls that are made for one.
 
-    def __init__(self, retries: int, deadline: Deadline) -> None:
+    `retries`: how many after the first, at most. `on_wait`: told of each pause.
+    """
+
+    def __init__(self, retries: int, deadline: Deadline, on_wait: OnWait | None = None) -> None:
         self._retries = retries
+        self._on_wait = on_wait
         self._num_failed = 0
         self.deadline = deadline
 
@@ -89,6 +97,8 @@ class Attempts:
         if pause_s > MAX_RETRY_AFTER_S or not self.deadline.allows(pause_s):
             raise error
         self._num_failed += 1
+        if self._on_wait is not None:
+            self._on_wait(error, pause_s)
         return pause_s
 
 

@@ -16,7 +16,7 @@ from hetero_infer.channel import Route
 from hetero_infer.client import calls
 from hetero_infer.client.answers import Answer, Delta, Event
 from hetero_infer.client.aside import AsideCall, Flag
-from hetero_infer.client.attempts import DEFAULT_RETRIES
+from hetero_infer.client.attempts import DEFAULT_RETRIES, OnWait
 from hetero_infer.client.blocking_calls import BlockingCalls
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.progress import BROKEN_OFF, StreamProgress
@@ -38,7 +38,8 @@ class Client(StreamingMethods["Stream"]):
 
     `target`: `HOST:PORT` or `unix:PATH`. `token`: shown with every call. `tls`: None: plaintext.
     `retries`: how often a call is made again at most that found no server, or was told when to come
-    again; 0: never. Nothing is ever made twice that has begun to answer.
+    again; 0: never. Nothing is ever made twice that has begun to answer. `on_wait`: called before,
+    with the error and the seconds that are waited, on the thread that waits.
 
     Raises ConfigError for an address or TLS files that cannot be used, ValidationError for what is
     no token, and for a token that would travel in plaintext to another machine.
@@ -51,8 +52,9 @@ class Client(StreamingMethods["Stream"]):
         token: str | None = None,
         tls: ClientFiles | None = None,
         retries: int = DEFAULT_RETRIES,
+        on_wait: OnWait | None = None,
     ) -> None:
-        super().__init__(retries)
+        super().__init__(retries, on_wait)
         self._calls = BlockingCalls(Route(parse_target(target), token=token, tls=tls))
 
     def generate(
@@ -227,7 +229,7 @@ class Client(StreamingMethods["Stream"]):
         return Stream(self._calls, progress)
 
     def _run(self, call: calls.Call[T], timeout_s: float | None) -> T:
-        return self._calls.run(call, timeout_s, self._retries)
+        return self._calls.run(call, timeout_s, self._retries, self._on_wait)
 
 
 class Stream(StreamFacts, Iterator[Event]):

@@ -11,7 +11,7 @@ import grpc
 from hetero_infer.channel import Route
 from hetero_infer.client import calls
 from hetero_infer.client.aside import AsideCall, do_aside
-from hetero_infer.client.attempts import Attempts, Deadline
+from hetero_infer.client.attempts import Attempts, Deadline, OnWait
 from hetero_infer.client.progress import StreamProgress
 from hetero_infer.client.services import CLIENT_CLOSED, Services
 from hetero_infer.client.unreached import error_of
@@ -30,9 +30,11 @@ class BlockingCalls:
         self._services = Services(self._channel)
         self._closed = threading.Event()
 
-    def run(self, call: calls.Call[T], timeout_s: float | None, retries: int) -> T:
+    def run(
+        self, call: calls.Call[T], timeout_s: float | None, retries: int, on_wait: OnWait | None
+    ) -> T:
         """Make a call, and again as often as `retries` if nothing has begun to answer it."""
-        attempts = Attempts(retries if call.is_repeatable else 0, Deadline(timeout_s))
+        attempts = Attempts(retries if call.is_repeatable else 0, Deadline(timeout_s), on_wait)
         while True:
             self.check_open()
             method = self._services.method(call.service, call.method)

@@ -18,6 +18,7 @@ from hetero_infer.client.attempts import (
     Clock,
     Deadline,
     OnLost,
+    OnWait,
     Patience,
 )
 from hetero_infer.client.convert_answers import event_from_proto
@@ -34,7 +35,8 @@ BROKEN_OFF: Final = "the server closed the stream before the end of the text"
 class Going:
     """How a stream is to be kept going. `resume`: behind what came, when the server is lost.
 
-    `on_lost`: told at once of each loss that is waited for, on the thread that reads the stream.
+    `on_lost`: told at once of each loss that is waited for; `on_wait`: of each pause of a stream
+    that is not to be resumed. Both on the thread that reads the stream.
     """
 
     retries: int = DEFAULT_RETRIES
@@ -42,6 +44,7 @@ class Going:
     patience_s: float = RESUME_PATIENCE_S
     timeout_s: float | None = None
     on_lost: OnLost | None = None
+    on_wait: OnWait | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class StreamProgress:
         self._received = list(tokens_of(received, "received_token_ids"))
         self._is_resumable = going.resume
         self._deadline = Deadline(going.timeout_s, clock)
-        self._attempts = Attempts(going.retries, self._deadline)
+        self._attempts = Attempts(going.retries, self._deadline, going.on_wait)
         self._patience = Patience(going.patience_s, self._deadline, clock, going.on_lost)
         self._seen: set[type[Event]] = set()
         self._has_spoken = False

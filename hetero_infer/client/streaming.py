@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from control_plane.core.generation_params import GenerationParams
 from hetero_infer.client.answers import AnswerParts
-from hetero_infer.client.attempts import RESUME_PATIENCE_S, OnLost
+from hetero_infer.client.attempts import RESUME_PATIENCE_S, OnLost, OnWait
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.progress import Going, StreamProgress
 from hetero_infer.client.requests import ChatRequest, Request, TextRequest, prompt_of
@@ -20,11 +20,12 @@ StreamT = TypeVar("StreamT")
 class StreamingMethods(ABC, Generic[StreamT]):
     """The methods of a client that begin a stream. Nothing is sent before it is read.
 
-    `retries`: how often any of its calls is made again at most.
+    `retries`: how often any of its calls is made again at most. `on_wait`: told before each.
     """
 
-    def __init__(self, retries: int) -> None:
+    def __init__(self, retries: int, on_wait: OnWait | None) -> None:
         self._retries = retries
+        self._on_wait = on_wait
 
     def stream(  # noqa: PLR0913 - each has a name, and a default
         self,
@@ -104,7 +105,7 @@ class StreamingMethods(ABC, Generic[StreamT]):
         on_lost: OnLost | None = None,
     ) -> StreamT:
         """Stream the answer of a request that is made already; arguments as of `stream`."""
-        going = Going(self._retries, resume, patience_s, timeout_s, on_lost)
+        going = Going(self._retries, resume, patience_s, timeout_s, on_lost, self._on_wait)
         return self._stream_of(StreamProgress(request, going))
 
     def resume(

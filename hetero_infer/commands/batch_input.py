@@ -31,9 +31,8 @@ from planes.transport import MAX_CLIENT_MESSAGE_BYTES
 STDIN: Final = "-"
 STDIN_ID: Final = "stdin"
 
-NOTHING_TO_DO: Final = (
-    "nothing to do: give files with prompts, --input-file F.jsonl, or pipe a prompt in"
-)
+HOW: Final = "give files with prompts, --input-file F.jsonl, or pipe a prompt in"
+NOTHING_TO_DO: Final = f"nothing to do: {HOW}"
 
 PARAMS: Final = frozenset(field.name for field in dataclasses.fields(GenerationParams))
 KWARGS: Final = "chat_template_kwargs"
@@ -161,7 +160,10 @@ def _read_text(name: str) -> str:
         raise ValidationError(
             f"{name} is not valid UTF-8 (at byte {error.start})", field="files"
         ) from None
-    return text.removesuffix("\n").removesuffix("\r")
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text and name == STDIN:
+        raise ValidationError(f"standard input is empty: {HOW}", field="files")
+    return text
 
 
 def _open(name: str) -> BinaryIO:

@@ -60,13 +60,15 @@ def chat(settings: Settings, target: ChatSettings, flags: Mapping[str, object]) 
     notices = Notices()
     with (
         server_of(settings, target, flags, notices) as server,
-        Client(server.address, token=server.token, tls=server.tls) as client,
+        Client(
+            server.address, token=server.token, tls=server.tls, on_wait=notices.tell_wait
+        ) as client,
     ):
         info = client.model_info()
         if not info.has_chat_template:
             raise ValidationError(
-                f"the model {info.model!r} has no chat template; without one there is only "
-                "`--input` (give a template with --chat-template FILE)",
+                f"{info.model}: {_why_no_chat(client)}; without one there is only `--input` (give "
+                "a template with --chat-template FILE)",
                 field="chat_template",
             )
         if target.template_kwargs:  # what is wrong with them is told before the first turn
@@ -83,6 +85,15 @@ def chat(settings: Settings, target: ChatSettings, flags: Mapping[str, object]) 
             max_model_len=info.max_model_len,
         )
         return Chat(reader, answerer, History(target.system)).run()
+
+
+def _why_no_chat(client: Client) -> str:
+    """Return what the server says of conversations: there is no template, or it is none."""
+    try:
+        client.apply_chat_template([Message("user", "hello")])
+    except ValidationError as error:
+        return error.message
+    return "the model has no chat template"  # it has one by now
 
 
 class Answerer:

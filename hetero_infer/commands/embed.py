@@ -34,7 +34,9 @@ def embed(settings: Settings, target: EmbedSettings, flags: Mapping[str, object]
     with server_of(settings, target, flags, notices) as server:
         from hetero_infer.client import Client  # imported by now, while the planes were starting
 
-        with Client(server.address, token=server.token, tls=server.tls) as client:
+        with Client(
+            server.address, token=server.token, tls=server.tls, on_wait=notices.tell_wait
+        ) as client:
             first = 0
             for texts in calls:
                 _write(client, texts, first, target)

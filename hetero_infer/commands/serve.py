@@ -22,6 +22,7 @@ from hetero_infer.local_planes import (
 from hetero_infer.own_log import teller
 from hetero_infer.plane_process import STOP_GRACE_S, PlaneProcess, wait_all_ready
 from hetero_infer.supervision import Ended, SupervisedPlane, take_turn
+from planes.extras import the_extra
 from planes.hang_up import has_terminal
 
 HURRY_AFTER_S = 1.0
@@ -153,6 +154,8 @@ class ServedPlanes:
         if control.http_address is not None:
             scheme = "http" if self._config.tls_cert is None else "https"
             sys.stdout.write(f"Serving HTTP on {scheme}://{control.http_address}\n")
+        elif self._config.http:  # for want of nothing else: a port that is taken is an error
+            sys.stdout.write(f"No HTTP without {the_extra('http')}\n")
         sys.stdout.flush()
 
     def _keep_addresses(self, control: PlaneProcess) -> None:

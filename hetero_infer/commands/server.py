@@ -39,6 +39,9 @@ STARTING = (
     "half a minute)"
 )
 
+NOTICED_S = 1.0
+"""A shorter wait for a server is told to nobody."""
+
 
 class Notices:
     """What is said beside results."""
@@ -63,6 +66,11 @@ class Notices:
         elif sys.stderr is not None:
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
+
+    def tell_wait(self, error: EngineError, pause_s: float) -> None:
+        """Say why nothing happens, where it lasts long enough to be noticed (`Client.on_wait`)."""
+        if pause_s >= NOTICED_S:
+            self.log(f"hetero-infer: waiting {pause_s:.0f} s for the server: {error.message}")
 
 
 def _is_terminal() -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_beside_a_limit_on_the_device_the_pool_has_a_number_of_blocks():
     assert info.value.field == "max_num_blocks"
 
 
+def test_a_host_that_nobody_knows_is_not_called_reachable(monkeypatch):
+    def unknown(*_args, **_named):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ConfigError, match=r"listen: the host nohost\.invalid is not known") as info:
+        ComputePlaneConfig(listen="nohost.invalid:50052")
+    assert info.value.field == "listen"
+
+
 @pytest.mark.parametrize("share", ["0", "-0.1", "1.01", "nan", "much"])
 def test_a_share_of_the_memory_is_more_than_nothing_and_at_most_all(share: str):
     with pytest.raises(ConfigError, match=r"gpu_memory_utilization .* must be") as info:
@@ -99,7 +110,7 @@ def test_a_share_of_the_memory_is_more_than_nothing_and_at_most_all(share: str):
     assert info.value.field == "gpu_memory_utilization"
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:50052", "example.org:50052", "[::]:50052"])
+@pytest.mark.parametrize("listen", ["0.0.0.0:50052", "203.0.113.7:50052", "[::]:50052"])
 def test_plaintext_for_other_machines_must_be_asked_for(listen: str):
     with pytest.raises(ConfigError, match="--allow-insecure"):
         ComputePlaneConfig(listen=listen)

@@ -19,6 +19,9 @@ from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 QUANTISED = ExpertShape(3, Mixture(4, 2), 64, 32, "Q4_1")
 DENSE = ExpertShape(3, Mixture(4, 2), 64, 32)
 BIASED = ExpertShape(3, Mixture(4, 2), 64, 32, "MXFP4", "gpt-oss")
+SHARED = ExpertShape(
+    3, Mixture(4, 2, True, "sigmoid", 1.5, True, shared_size=32), 64, 32, "Q4_1", "dots1"
+)
 EXPERT_BYTES = {
     "Q4_1": 3 * 2 * (512 + 128),
     "MXFP4": 2 * 1152 + 2 * 640,
@@ -42,9 +45,11 @@ class Timer:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("shape", [QUANTISED, BIASED, DENSE], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [QUANTISED, BIASED, DENSE, SHARED], ids=lambda shape: shape.name)
 def test_a_measurement_counts_the_experts_that_have_rows_and_beside_them_torch(shape, monkeypatch):
-    monkeypatch.setattr(expert_speed, "WORKING_SET_BYTES", 4 * EXPERT_BYTES[shape.weights] + 1)
+    shared_bytes = EXPERT_BYTES["Q4_1"] * (shape is SHARED)
+    layer_bytes = 4 * EXPERT_BYTES[shape.weights] + shared_bytes
+    monkeypatch.setattr(expert_speed, "WORKING_SET_BYTES", layer_bytes + 1)
     monkeypatch.setattr(expert_speed, "ROUNDS", int(shape is DENSE))  # each is a visit more
     torch.manual_seed(1)
     launcher, late = SimulatedLauncher(), SimulatedLauncher(runs=shape is DENSE)
@@ -56,11 +61,16 @@ def test_a_measurement_counts_the_experts_that_have_rows_and_beside_them_torch(s
     assert [name for name, _ in late.launched] == timer.launched[0]
     assert result["layers"] == 2
     assert 2 * 2 <= result["experts_with_rows"] <= 2 * 4
-    assert result["bytes"] == result["experts_with_rows"] * EXPERT_BYTES[shape.weights]
+    of_experts = result["experts_with_rows"] * EXPERT_BYTES[shape.weights]
+    assert result["bytes"] == of_experts + 2 * shared_bytes
     assert result["microseconds_per_layer"] == 500_000
     of_layer = len(timer.launched[0]) // 2
     logits = "router_logits_bfloat16_t8" + "_biased" * (shape is BIASED)
-    assert timer.launched[0][1:3] == [logits, "route_experts_e4_c2"]
+    route = "route_experts_e4_c2" + "_sigmoid_corrected" * (shape is SHARED)
+    shared = ["quantized_matmul_q4_1_bfloat16_m8_gated", "quantized_matmul_q4_1_bfloat16_m8"]
+    first = 1 + 2 * (shape is SHARED)
+    assert timer.launched[0][1:first] == shared[: first - 1]
+    assert timer.launched[0][first : first + 2] == [logits, route]
     assert timer.launched[0][of_layer - 1] == "add_experts_bfloat16_c2"
     if shape is not DENSE:
         assert result["rivals"] == {}
@@ -148,7 +158,15 @@ def test_launches_that_begin_early_must_give_the_bits_of_launches_in_turn(
 @pytest.mark.wide
 def test_what_is_measured_is_built_ahead():
     names = {variant.name for variant in needed_variants()}
-    assert {"route_experts_e128_c8", "route_experts_e8_c2", "quantized_experts_q4_1_bfloat16_m32",
-            "dense_experts_gated_bfloat16_m16_n32", "add_experts_bfloat16_c2",
-            "quantized_experts_mxfp4_bfloat16_m8_gated_clamped_biased"} <= names  # fmt: skip
-    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == 15
+    needed = {
+        "route_experts_e128_c8",
+        "route_experts_e8_c2",
+        "quantized_experts_q4_1_bfloat16_m32",
+        "dense_experts_gated_bfloat16_m16_n32",
+        "add_experts_bfloat16_c2",
+        "quantized_experts_mxfp4_bfloat16_m8_gated_clamped_biased",
+        "route_experts_e128_c8_sigmoid_corrected",
+        "route_experts_e64_c6_corrected",
+    }
+    assert needed <= names
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == 19

@@ -56,6 +56,14 @@ def server():
         yield server.address
 
 
+def test_texts_that_may_not_all_wait_are_embedded_one_after_the_other():
+    config = dataclasses.replace(SMALL, max_num_seqs=1, max_queued_requests=1)
+    with InferenceEngine(config) as engine:
+        found = engine.embed(TEXTS[:5])
+    for embedding, text in zip(found, TEXTS[:5], strict=True):
+        np.testing.assert_allclose(embedding.values, last_of(text), rtol=1e-6)
+
+
 def test_the_engine_embeds_beside_what_it_generates(engine):
     request_id = engine.submit_request("hello", GenerationParams(max_tokens=30, ignore_eos=True))
     found = engine.embed(TEXTS)

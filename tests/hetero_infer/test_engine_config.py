@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import socket
 
 import pytest
 
@@ -168,6 +169,29 @@ def test_validate_names_the_key_of_a_bad_value(changes, message):
 )
 def test_serve_checks_addresses_before_anything_is_started(changes, message):
     with pytest.raises(ConfigError, match=message):
+        ServeConfig(**changes).validate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "host"),
+    [
+        ({"http_host": "nohost.invalid"}, "nohost.invalid"),
+        ({"grpc_host": "nohost.invalid"}, "nohost.invalid"),
+        ({"listen": "nohost.invalid:5"}, "nohost.invalid"),
+        ({"compute": "nohost.invalid:5"}, "nohost.invalid"),
+        ({"http_host": f"{'x' * 70}.invalid"}, f"{'x' * 70}.invalid"),
+    ],
+)
+def test_a_host_that_nobody_knows_is_not_called_reachable(monkeypatch, changes, host):
+    lookup = socket.getaddrinfo
+
+    def unknown(name, *args, **options):
+        if name == "nohost.invalid":  # whether there is a network or not
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return lookup(name, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ConfigError, match=f": the host {host} is not known: "):
         ServeConfig(**changes).validate()
 
 

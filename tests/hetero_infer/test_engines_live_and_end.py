@@ -36,7 +36,10 @@ def test_a_compute_plane_that_dies_is_replaced_and_nothing_is_lost(capsys):
         os.kill(engine._compute.pid, signal.SIGKILL)
         (result,) = engine.run()
         assert result.output_tokens == undisturbed.output_tokens
-    assert "the compute plane was ended by SIGKILL; starting another one" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "the compute plane was ended by SIGKILL; starting another one" in told
+    assert '"level": "error"' not in told  # what is made good again is none
+    assert "open refused" not in told
 
 
 def test_closing_ends_the_compute_plane_and_may_be_repeated():

@@ -132,6 +132,45 @@ def test_a_plane_that_dies_first_says_its_last_words_in_the_error(plane):
     assert shown == []
 
 
+FAILED = """
+    ready("FAILED there is no such device\\n")
+    print("the last words", flush=True)
+    sys.exit(2)
+"""
+
+
+def test_why_a_plane_cannot_serve_is_known_where_its_output_is_passed_through(plane):
+    process = plane(FAILED)
+    with pytest.raises(PlaneStartError) as caught:
+        process.wait_ready(PATIENCE_S)
+    assert caught.value.exit_status == 2
+    assert str(caught.value) == "the plane number 0 ended with status 2: there is no such device"
+    assert not process.has_served
+
+
+def test_the_last_words_of_a_plane_that_cannot_serve_are_its_reason_where_they_are_read(plane):
+    with pytest.raises(PlaneStartError) as caught:
+        plane(FAILED, on_output=print).wait_ready(PATIENCE_S)
+    assert caught.value.output == ("the last words",)
+
+
+@pytest.mark.parametrize(
+    ("source", "has_served", "how"),
+    [
+        ("ready()", True, "ended with status 0"),
+        ("ready()\nos.kill(os.getpid(), signal.SIGKILL)", True, "was ended by SIGKILL"),
+        ("pass", False, "ended with status 0"),
+        ("ready('READY 127.0')", False, "ended with status 0"),  # cut short
+        (FAILED, False, "ended with status 2: there is no such device"),
+    ],
+)
+def test_how_a_plane_ended_that_nobody_waited_for_is_known(plane, source, has_served, how):
+    process = plane(source)
+    process.process.wait(PATIENCE_S)
+    assert process.describe_end() == f"the plane number 0 {how}"
+    assert process.has_served is has_served
+
+
 def test_a_plane_that_is_killed_before_it_serves_is_named_with_its_signal(plane):
     process = plane("os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(PlaneStartError, match="was ended by SIGKILL"):
@@ -201,6 +240,13 @@ def test_the_first_of_several_planes_that_fails_is_the_one_reported(plane):
     with pytest.raises(PlaneStartError, match="plane number 1 ended with status 4"):
         wait_all_ready(planes, PATIENCE_S)
     assert planes[0].is_running
+
+
+def test_a_plane_that_serves_and_ends_is_noticed_while_another_one_is_awaited(plane):
+    planes = [plane("ready()\nsys.exit(5)"), plane("live()")]
+    with pytest.raises(PlaneStartError, match="plane number 0 ended with status 5"):
+        wait_all_ready(planes, PATIENCE_S)
+    assert planes[1].is_running
 
 
 def test_no_descriptor_is_left_behind(plane):

@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from control_plane.core.generation_params import GenerationParams
+from control_plane.errors import DrainingError
 from hetero_infer.client import Client, Delta
 from hetero_infer.commands.serve import HURRY_AFTER_S
 from hetero_infer.config import EngineConfig
@@ -57,6 +58,13 @@ def serving(process: subprocess.Popen[str]) -> re.Match[str]:
     match = SERVING.fullmatch(line)
     assert match is not None, line + process.stderr.read()
     return match
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> str:
+    """The next line of the log with these words."""
+    while words not in (line := process.stderr.readline()):
+        assert line, "serve has ended"
+    return line
 
 
 @pytest.mark.wide
@@ -125,8 +133,7 @@ def test_serve_starts_its_control_plane_again_where_clients_found_it(environ):
         os.kill(int(match["control"]), signal.SIGKILL)
         # The next one says that it serves itself, in the log that it shares with `serve`.
         for awaited in ("the control plane was ended by SIGKILL; starting another", '"serving"'):
-            while awaited not in (line := process.stderr.readline()):
-                assert line, "serve has ended"
+            read_until(process, awaited)
         second_id, same_text = answer(match["address"])
         assert same_text == text
         assert second_id != first_id
@@ -188,5 +195,65 @@ def test_serve_on_a_port_that_is_taken_is_a_fault_that_names_it(environ):
         result = run(environ, "serve", "--grpc-port", str(port), *SIMULATED)
     assert result.returncode == 2
     assert result.stdout == ""
-    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("hetero-infer: error: the control plane ended with status 2: ")
+    assert f"cannot listen on 127.0.0.1:{port}" in last
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.wide
+def test_the_last_line_of_serve_says_why_its_compute_plane_cannot_start(environ):
+    flags = ["--grpc-port", "0", "--no-http", "--executor", "no_such_module:Thing"]
+    result = run(environ, "serve", *flags)
+    assert result.returncode == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("hetero-infer: error: the compute plane ended with status 2: ")
+    assert "no_such_module:Thing cannot be imported" in last
+
+
+@pytest.mark.wide
+def test_a_signal_ends_serve_while_it_waits_to_start_a_plane_again(environ):
+    with started(environ, *SERVE) as process:
+        match = serving(process)
+        pid = int(match["compute"])
+        for is_last in (False, False, False, True):  # each pause is twice as long
+            assert generate(match["address"])
+            os.kill(pid, signal.SIGKILL)
+            read_until(process, "the compute plane was ended by SIGKILL; starting another one")
+            if not is_last:
+                line = read_until(process, "compute plane: pid ")
+                pid = int(json.loads(line)["event"].rpartition(" ")[2])
+        process.terminate()
+        _, log = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "compute plane: pid" not in log
+    assert private_directories(environ) == []
+
+
+@pytest.mark.wide
+def test_when_serve_is_killed_both_planes_end_and_the_next_one_goes_on(environ, tmp_path):
+    address = f"unix:{tmp_path}/control.sock"
+    flags = ["serve", "--listen", address, "--no-http", *SIMULATED]
+    params = GenerationParams(max_tokens=600, seed=1, ignore_eos=True)
+    with Client(parse_address(address)) as client:
+        with started(environ, *flags) as process:
+            serving(process)
+            expected = client.generate("Hello", params).text
+            broken, resumed = (client.stream("Hello", params, resume=r) for r in (False, True))
+            for stream in (broken, resumed):
+                while not isinstance(next(stream), Delta):
+                    pass
+            process.kill()
+            # The planes hold the other end of this pipe: its end of file says that they have ended.
+            process.communicate(timeout=PATIENCE_S)
+        with pytest.raises(DrainingError):
+            list(broken)
+        (left,) = private_directories(environ)
+        with started(environ, *flags) as process:
+            serving(process)
+            assert private_directories(environ) != [left]
+            assert len(private_directories(environ)) == 1
+            assert resumed.answer().text == expected
+            process.terminate()
+            process.communicate(timeout=PATIENCE_S)
+        assert private_directories(environ) == []

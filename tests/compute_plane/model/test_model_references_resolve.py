@@ -103,6 +103,25 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, file):
     assert caught.value.message.isprintable()
 
 
+def test_a_file_that_is_not_there_and_looks_like_a_hub_id_is_told_as_both(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+
+    def fetch(repository, name):
+        reference = repository if name is None else f"{repository}:{name}"
+        raise ModelReferenceError(f"model {reference}: not to be had from the hub: 401")
+
+    with pytest.raises(ModelReferenceError) as caught:
+        locate_model("sub/x.gguf", fetch)
+    assert caught.value.message == (
+        "model sub/x.gguf: no such file, and no hub id either: not to be had from the hub: 401"
+    )
+    for hub_id in ("org/x", "org/x.gguf:y.gguf"):  # nobody means a file by these
+        with pytest.raises(ModelReferenceError) as caught:
+            locate_model(hub_id, fetch)
+        assert caught.value.message == f"model {hub_id}: not to be had from the hub: 401"
+
+
 @pytest.mark.wide
 def test_loading_imports_neither_torch_nor_grpc_nor_the_models_package():
     code = (

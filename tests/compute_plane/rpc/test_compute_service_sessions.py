@@ -116,6 +116,18 @@ def test_who_is_refused_again_and_again_is_logged_once_until_a_session_is_opened
     assert {line["reason"] for line in found} == {"SESSION_HELD"}
 
 
+def test_who_asks_a_new_process_for_the_session_of_the_old_one_is_no_reason_to_warn(
+    own_plane: Harness,
+):
+    lost = compute_pb2.OpenRequest(
+        protocol_version=1, controller="first", resume_session=1, resume_epoch=1
+    )
+    with structlog.testing.capture_logs() as lines, pytest.raises(grpc.RpcError):
+        own_plane.stub.Open(lost, timeout=TIMEOUT_S)
+    (line,) = [line for line in lines if line["event"] == "open refused"]
+    assert (line["reason"], line["log_level"]) == ("STALE_EPOCH", "info")
+
+
 def test_a_controller_that_has_sent_nothing_on_its_stream_is_alive(own_plane: Harness):
     first, sessions = own_plane.open("first"), own_plane.plane._sessions
     with first.stream():

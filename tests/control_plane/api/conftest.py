@@ -47,7 +47,8 @@ class Process:
         """The address it serves on; empty if it ended instead."""
         readable, _, _ = select.select([self._ready], [], [], timeout_s)
         assert readable, "not ready in time"
-        self.address = os.read(self._ready, 4096).decode().removeprefix("READY ").strip()
+        word, _, address = os.read(self._ready, 4096).decode().strip().partition(" ")
+        self.address = address if word == "READY" else ""
         return self.address
 
     def terminate(self) -> None:

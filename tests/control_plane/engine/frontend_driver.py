@@ -21,9 +21,11 @@ from tests.waiting import until
 async def running_frontend(event_loop, address, *, limits=None, **parts):
     """Yield a front end whose engine runs; nothing of it is left afterwards."""
     client = ComputeClient(address, controller="test")
-    connected = connect(client, limits or SchedulingLimits(), stop=threading.Event())
+    limits = limits or SchedulingLimits()
+    connected = connect(client, limits, stop=threading.Event())
     hub, gate, faults = StreamHub(event_loop), Gate(), []
-    loop = make_loop(client, connected, hub.publish, options=LoopOptions())
+    options = LoopOptions(max_queued_requests=limits.max_queued_requests)
+    loop = make_loop(client, connected, hub.publish, options=options)
     frontend = EngineFrontend(
         EngineParts(
             plane=connected.plane,
@@ -35,6 +37,7 @@ async def running_frontend(event_loop, address, *, limits=None, **parts):
             gate=gate,
             metrics=lambda: loop.metrics,
             memory_stats=lambda: loop.memory_stats,
+            max_queued_requests=limits.max_queued_requests,
             **{"text_end": connected.text_end, **parts},
         )
     )

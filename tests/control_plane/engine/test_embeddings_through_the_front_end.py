@@ -15,7 +15,7 @@ from control_plane.core.embedding_params import EmbeddingParams
 from control_plane.core.errors import ContextLengthError
 from control_plane.core.request import RequestState
 from control_plane.core.request_options import RequestOptions
-from control_plane.engine import embedder, embedding
+from control_plane.engine import embedding
 from control_plane.engine.embedding import pooling_of
 from control_plane.errors import (
     DrainingError,
@@ -66,6 +66,14 @@ def test_each_text_has_its_own_in_the_order_given_and_is_normalised(serve) -> No
         expected = last_of(text)
         length = math.hypot(*expected)
         assert list(one.values) == pytest.approx([value / length for value in expected])
+
+
+@pytest.mark.parametrize("num_places", [1, 3])
+def test_more_texts_than_may_wait_go_in_piece_by_piece(serve, num_places) -> None:
+    texts = [f"text {number}" for number in range(9)]
+    limits = SchedulingLimits(max_num_seqs=1, max_queued_requests=num_places)
+    found = serve(lambda frontend: frontend.embed(texts, RAW), limits=limits)
+    assert [list(one.values) for one in found] == [last_of(text) for text in texts]
 
 
 def test_what_is_left_of_fewer_dimensions_is_normalised_anew(serve) -> None:
@@ -216,12 +224,12 @@ def test_a_caller_who_leaves_takes_all_texts_along(serve, fake_plane) -> None:
 
     async def story(frontend):
         call = asyncio.create_task(frontend.embed(["text"] * 100, RAW))
-        await until(lambda: frontend.metrics.total_requests == embedder.MAX_AT_ONCE)
+        await until(lambda: frontend.metrics.total_requests == embedding.MAX_AT_ONCE)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         fake_plane.may_run.set()
-        await until(lambda: frontend.metrics.cancelled_requests == embedder.MAX_AT_ONCE)
+        await until(lambda: frontend.metrics.cancelled_requests == embedding.MAX_AT_ONCE)
 
     serve(story)
 

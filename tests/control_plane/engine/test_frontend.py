@@ -333,6 +333,12 @@ def test_a_template_that_refuses_and_a_model_without_one_are_the_callers_matter(
         with pytest.raises(ValidationError, match="no chat template"):
             await frontend.apply_chat_template([{"role": "user", "content": "x"}])
 
+    async def has_a_broken_one(frontend):
+        assert not frontend.has_chat_template
+        with pytest.raises(ValidationError, match=r"^it is invalid: line 3$") as caught:
+            await frontend.apply_chat_template([{"role": "user", "content": "x"}])
+        assert caught.value.field == "messages"
+
     serve(refuses, chat_template=ChatTemplate("{{ raise_exception('no system') }}"))
     serve(ignores_tools, chat_template=ChatTemplate("{{ messages[0].content }}"))
     plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -340,3 +346,4 @@ def test_a_template_that_refuses_and_a_model_without_one_are_the_callers_matter(
     strict = "{{ messages[0].tool_calls[0].function.name }}"
     serve(wants_tool_calls, chat_template=ChatTemplate(strict))
     serve(has_none)
+    serve(has_a_broken_one, why_no_chat="it is invalid: line 3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from control_plane.core.batch import StepResult, TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
@@ -165,3 +166,18 @@ def test_steps_that_are_refused_are_not_held_against_those_of_the_next_step():
     assert 1 not in engine.ends
     engine.run()
     assert engine.ends[1].state is RequestState.COMPLETED
+
+
+def test_a_plane_that_is_lost_is_a_warning_and_a_step_that_it_refuses_an_error():
+    engine = Engine(reads_past(5))
+    engine.submit(1, 2)
+    engine.run()
+    with capture_logs() as lines:
+        engine.submit(2, 6)
+        engine.run()
+        engine.plane.kills, refused = (lambda _: False), []
+        engine.plane.refuses = lambda _: not refused and not refused.append(True)
+        engine.submit(3, 2)
+        engine.run()
+    levels = [line["log_level"] for line in lines if line["event"] == "link lost"]
+    assert levels == ["warning"] * MAX_LOSSES_WITHOUT_PROGRESS + ["error"]

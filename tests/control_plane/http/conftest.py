@@ -248,6 +248,8 @@ class Served:
         keyring=None,
         tokenizer=None,
         max_model_len: int = 512,
+        max_queued_requests: int = 4096,
+        num_planes: int = 1,
     ) -> None:
         self.gate = Gate()
         self.gate.set_linked(is_linked=True)
@@ -271,6 +273,8 @@ class Served:
             wants_principal=keyring is not None,
             metrics=lambda: None,
             memory_stats=lambda: None,
+            max_queued_requests=max_queued_requests,
+            num_planes=num_planes,
             chat_template=chat_template,
             answer_formats=AnswerFormats(tokenizer, chat_template),
         )

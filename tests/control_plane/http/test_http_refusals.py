@@ -38,6 +38,8 @@ CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
         (COMPLETIONS, {"prompt": ""}, "prompt", "at least 1 character"),
         (COMPLETIONS, {"prompt": []}, "prompt", "at least 1 item"),
         (COMPLETIONS, {"prompt": ["a", 5]}, "prompt[1]", "valid string, got 5"),
+        (COMPLETIONS, {"prompt": [1.5]}, "prompt[0]", "valid integer, got 1.5"),
+        (COMPLETIONS, {"prompt": [[1.5]]}, "prompt[0][0]", "valid integer, got 1.5"),
         (COMPLETIONS, {"prompt": [1, "a"]}, "prompt[1]", "valid integer, got 'a'"),
         (COMPLETIONS, {"prompt": [[1], []]}, "prompt[1]", "at least 1 item"),
         (COMPLETIONS, {"prompt": [999]}, "prompt", "prompt: token ids must be 0 to 258, got 999"),
@@ -72,7 +74,13 @@ CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
         (COMPLETIONS, {"prompt": "x" * 600}, "prompt", "512"),
         (CHAT, {"messages": []}, "messages", "at least 1 item"),
         (CHAT, {"messages": "Hi"}, "messages", "valid array"),
-        (CHAT, with_message(role="bot", content="x"), "messages[0]", "whose role is system"),
+        (CHAT, with_message(role="bot", content="x"), "messages[0].role",
+         "'system', 'developer', 'user', 'assistant' or 'tool', got 'bot'"),
+        (CHAT, with_message(role=5, content="x"), "messages[0].role", "or 'tool', got 5"),
+        (CHAT, with_message(role="b" * 99), "messages[0].role", f"got '{'b' * 59}…"),
+        (CHAT, with_message(content="x"), "messages[0].role", "Missing required parameter"),
+        (CHAT, with_message(role=None), "messages[0].role", "Missing required parameter"),
+        (CHAT, {"messages": ["Hi"]}, "messages[0]", "or tool, got 'Hi'"),
         (CHAT, with_message(role="user"), "messages[0].content", "Missing required parameter"),
         (CHAT, with_message(role="assistant"), "messages[0].content", "content is required"),
         (CHAT, with_message(role="user", content=[]), "messages[0].content", "at least 1 item"),
@@ -222,6 +230,24 @@ def test_what_is_wrong_or_not_supported_is_named(on_loop, path, fields, param, w
         assert served.engine.submitted == []
 
     on_loop(test)
+
+
+@pytest.mark.parametrize(("num_places", "num_planes", "most"), [(1, 1, "1 prompt"), (2, 3, "6 p")])
+def test_prompts_that_can_never_wait_together_are_not_told_to_come_again(
+    on_loop, num_places, num_planes, most
+):
+    async def test(served):
+        body = {"model": MODEL, "prompt": ["Hi"] * (num_places * num_planes + 1)}
+        error = await served.error(COMPLETIONS, body)
+        assert f"at most {most}" in error["message"]
+        assert "(max_queued_requests), got " in error["message"]
+        assert (error["param"], error["code"]) == ("prompt", "invalid_value")
+        assert served.engine.submitted == []
+        body["prompt"].pop()
+        answer = await served.complete(**body)
+        assert len(answer["choices"]) == num_places * num_planes
+
+    on_loop(test, max_queued_requests=num_places, num_planes=num_planes)
 
 
 def test_what_does_not_fit_the_context_has_openais_code(on_loop):

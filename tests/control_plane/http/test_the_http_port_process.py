@@ -11,6 +11,7 @@ import pytest
 
 from control_plane.config import ControlPlaneConfig
 from planes.errors import ConfigError
+from planes.extras import the_extra
 from tests.control_plane.api.conftest import ROOT, Process
 
 WITHOUT_THE_EXTRA = (
@@ -112,22 +113,41 @@ def test_a_port_in_use_is_one_line_and_status_2(launch):
     )
 
 
+@pytest.mark.wide
+def test_calls_of_more_than_may_wait_are_answered_or_told_that_they_never_fit(launch, fake_plane):
+    fake_plane.features = (*fake_plane.features, "embeddings")
+    process = launch("--http-port=0", "--max-num-seqs=1", "--max-queued-requests=1")
+    connection = HTTPConnection(http_address_of(process), timeout=30)
+
+    def post(path: str, **body: object) -> tuple[int, dict]:
+        text = json.dumps({"model": "fake", **body})
+        connection.request("POST", path, text, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.load(response)
+
+    status, answer = post("/v1/embeddings", input=["a", "b", "c"])
+    assert (status, len(answer["data"])) == (200, 3)
+    status, answer = post("/v1/completions", prompt=["a", "b", "c"])
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+    connection.close()
+    process.terminate()
+    assert process.wait()[0] == 0
+
+
 def test_without_the_extra_it_starts_and_says_how_to_get_it(fake_plane):
     # A lifeline that ends at once ends the process in good order.
     result = run_without_the_extra(fake_plane, "--lifeline-fd=0")
     assert result.returncode == 0
     (line,) = [json.loads(line) for line in result.stderr.splitlines() if "no HTTP port" in line]
-    assert line["reason"] == (
-        "the HTTP port needs no_such_package: pip install 'hetero-paged-infer[http]'"
-    )
+    assert line["level"] == "warning"
+    assert line["reason"] == f"the HTTP port needs no_such_package, of {the_extra('http')}"
 
 
 def test_without_the_extra_a_port_that_is_asked_for_is_refused(fake_plane):
     result = run_without_the_extra(fake_plane, "--http-port=0")
     assert result.returncode == 2
     assert result.stderr == (
-        "control_plane: http_port: the HTTP port needs no_such_package: "
-        "pip install 'hetero-paged-infer[http]'\n"
+        f"control_plane: http_port: the HTTP port needs no_such_package, of {the_extra('http')}\n"
     )
 
 

@@ -32,7 +32,7 @@ REFUSED = [
     (COMPLETIONS, {"prompt": "x", "service_tier": TEXT}, "service_tier"),
     (CHAT, {"messages": TEXT}, "messages"),
     (CHAT, {"messages": [TEXT]}, None),
-    (CHAT, {"messages": [{"role": TEXT, "content": TEXT}]}, "messages[0]"),
+    (CHAT, {"messages": [{"role": TEXT, "content": TEXT}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": TEXT, TEXT: 1}]}, "messages[0]"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": TEXT}]}]}, None),
     (CHAT, calling(f'"{TEXT}"'), None),

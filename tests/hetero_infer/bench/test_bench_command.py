@@ -14,6 +14,7 @@ import pytest
 from hetero_infer.bench import plots, report
 from hetero_infer.cli import main
 from hetero_infer.commands.bench import BENCHMARKS
+from planes.extras import the_extra
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TINY = ["--executor", "simulated", "--prompt-tokens", "6", "--output-tokens", "5", "--repeat", "2"]
@@ -194,7 +195,14 @@ def test_flags_before_bench_are_refused_because_they_would_do_nothing(capsys):
 def test_a_plot_without_matplotlib_is_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     line = refused(capsys, "throughput", "--plot", str(tmp_path / "x.png"))
-    assert line.endswith("not installed: pip install 'hetero-paged-infer[bench]'")
+    assert line == f"a plot needs matplotlib, of {the_extra('bench')}"
+
+
+def test_without_matplotlib_no_directory_is_made(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    directory = tmp_path / "results"
+    assert "matplotlib" in refused(capsys, "throughput", "--output", str(directory))
+    assert not directory.exists()
 
 
 def test_the_command_line_knows_the_benchmarks_without_importing_what_they_need():

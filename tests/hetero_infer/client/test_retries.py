@@ -119,6 +119,29 @@ def test_trying_again_has_an_end_and_can_be_switched_off(asking, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
+def test_each_wait_before_asking_again_is_told(asking, call):
+    server, ask = asking
+    server.refusals = [TokenRateError("used up", retry_after_s=0.2), soon(QueueFullError("full"))]
+    told = []
+    answer = ask(call, on_wait=lambda error, pause_s: told.append((error.message, pause_s)))
+    assert answer.text == "yes"
+    (first, first_s), (second, second_s) = told
+    assert (first, second) == ("used up", "full")
+    assert first_s == pytest.approx(0.2)
+    assert second_s >= 0.01
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_not_asked_again_is_no_wait(asking, call):
+    server, ask = asking
+    server.refusals = [wanting(MAX_RETRY_AFTER_S + 1)]
+    told = []
+    with pytest.raises(QueueFullError):
+        ask(call, on_wait=lambda *wait: told.append(wait))
+    assert told == []
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_what_asking_again_does_not_help_is_asked_once(asking, call):
     server, ask = asking
     server.refusals = [RequestFailedError("NaN")]

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 import time
+import traceback
 from concurrent import futures
 from pathlib import Path
 
@@ -67,6 +68,27 @@ def test_a_port_and_a_socket_at_which_nothing_answers(tmp_path):
     assert words_of(f"127.0.0.1:{port}") == "nothing answers at IT"
     path = f"unix:{tmp_path}/none.sock"
     assert words_of(path) == "nothing answers at IT: there is no such socket"
+
+
+@pytest.mark.parametrize("call", [lambda c: c.generate("x"), lambda c: c.stream("x").answer()])
+def test_a_traceback_has_nothing_of_grpcs(tmp_path, call):
+    target = f"unix:{tmp_path}/none.sock"
+
+    async def ask():
+        async with AsyncClient(target, retries=1) as client:
+            await call(client)
+
+    def ask_with_threads():
+        with Client(target, retries=1) as client:
+            call(client)
+
+    for start in (ask_with_threads, lambda: asyncio.run(ask())):
+        with pytest.raises(ServerLostError) as caught:
+            start()
+        lines = "".join(traceback.format_exception(caught.value))
+        assert "RpcError" not in lines
+        assert "another exception occurred" not in lines
+        assert lines.endswith(f"nothing answers at {target}: there is no such socket\n")
 
 
 @pytest.mark.parametrize("answer", [NOT_FOUND, b"<!DOCTYPE HTML>" + b" " * 99])

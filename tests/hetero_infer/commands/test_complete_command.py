@@ -114,6 +114,21 @@ def test_files_and_stdin_are_one_prompt_each(complete, tmp_path, server, monkeyp
     assert result["text"] == answer_to(server, "first")
 
 
+@pytest.mark.parametrize(("argv", "given"), [((), b""), ((), b"\n"), (("-",), b"")])
+def test_an_empty_standard_input_is_one_line_and_status_2(
+    complete, tmp_path, monkeypatch, argv, given
+):
+    (tmp_path / "empty").write_bytes(given)
+    with (tmp_path / "empty").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        status, printed, said = complete(*argv)
+    assert (status, printed) == (2, "")
+    assert said == (
+        "hetero-infer: error: standard input is empty: give files with prompts, "
+        "--input-file F.jsonl, or pipe a prompt in\n"
+    )
+
+
 def test_order_is_that_of_the_input_if_asked_for(complete, batch, tmp_path):
     # The first is the longest.
     file = batch(*({"prompt": "x", "max_tokens": 200 // n, "id": n} for n in range(1, 9)))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,13 @@ from queue import SimpleQueue
 
 import pytest
 
-from hetero_infer import Client, GenerationParams
+from hetero_infer import Client, GenerationParams, restarts
 from hetero_infer.client import Delta
 from hetero_infer.commands.server import Server, own_server
 from hetero_infer.config import EngineConfig
-from hetero_infer.supervision import MAX_RESTARTS
+from hetero_infer.restarts import MAX_FAILED_STARTS
 from planes.errors import EngineError
+from tests.waiting import wait_until
 
 CONFIG = EngineConfig(executor="simulated")
 PARAMS = GenerationParams(max_tokens=600, temperature=0.0, ignore_eos=True)
@@ -75,19 +75,38 @@ def test_a_stream_goes_on_over_the_death_of_either_plane(served: Served, module:
     await_line(served.lines, f"hetero-infer: {name}: pid {pid_of(module, served.server)}")
 
 
+BREAKABLE = """
+import pathlib
+from compute_plane.executor.simulated import SimulatedExecutor
+
+def make(context):
+    if pathlib.Path(__file__).with_name("broken").exists():
+        raise RuntimeError("it is broken")
+    return SimulatedExecutor(num_blocks=context.num_blocks, block_size=context.block_size)
+"""
+
+
 @pytest.mark.slow
-def test_a_plane_that_keeps_dying_is_given_up_and_the_command_is_told() -> None:
+def test_a_plane_that_dies_often_is_kept_alive_and_one_that_cannot_start_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breakable.py").write_text(BREAKABLE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.0)
+    config = EngineConfig(executor="breakable:make")
     lines: SimpleQueue[str] = SimpleQueue()
-    with own_server(CONFIG, lines.put) as server, Client(server.address, retries=0) as client:
-        for _ in range(MAX_RESTARTS + 1):
+    with own_server(config, lines.put) as server, Client(server.address, retries=0) as client:
+        for _ in range(MAX_FAILED_STARTS + 1):
+            assert client.generate("x", GenerationParams(max_tokens=2)).text
             os.kill(pid_of("compute_plane", server) or 0, signal.SIGKILL)
-            line = await_line(lines, "was ended by SIGKILL")
-            if "starting another one" in line:
-                await_line(lines, "compute plane: pid")
-        assert f"{MAX_RESTARTS} restarts did not help" in line
-        ended = threading.Event()
-        while not ended.wait(0.01):
-            if pid_of("control_plane", server) is None:
-                ended.set()
+            await_line(lines, "was ended by SIGKILL; starting another one")
+            await_line(lines, "compute plane: pid")
+        assert client.generate("x", GenerationParams(max_tokens=2)).text
+        (tmp_path / "broken").touch()
+        os.kill(pid_of("compute_plane", server) or 0, signal.SIGKILL)
+        line = await_line(lines, "starts in a row failed")
+        assert line.startswith("hetero-infer: 5 starts in a row failed: the compute plane ended")
+        assert line.endswith("it is broken")
+        wait_until(lambda: pid_of("control_plane", server) is None, "the control plane has ended")
         with pytest.raises(EngineError):
             client.generate("x", PARAMS)
