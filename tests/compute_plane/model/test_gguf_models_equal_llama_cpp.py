@@ -1,0 +1,129 @@
+"""Tiny models in GGUF files: logits are llama.cpp's, which reads the same files.
+
+What transformers computes says nothing of how files name things and lay rows: that is llama.cpp's
+doing. Runs where its program `llama-debug` is found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from compute_plane.model.loader import load_model
+from tests.compute_plane.model.llama_cpp import NEEDS_PROGRAM, run
+from tests.devices import Target
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
+
+PROMPT = "hello hello ab cd hell x hello, hello"
+MULTIPLIERS = {
+    "embedding_scale": 3.0,
+    "residual_scale": 0.22,
+    "attention.scale": 0.4,
+    "logit_scale": 1.5,
+}
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 16,
+}
+ERNIE = {"interleave_moe_layer_step": 1, "expert_shared_feed_forward_length": 192}
+HALF = {"rotary_dim": 8}
+DENSE_FIRST = {"num_layers": 3, "dense_layers": 1}
+DIVISORS = [1.0, 1.1, 1.3, 2.0, 3.0, 5.0]
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "llama": ({}, {}, {}),
+    "llama 3": ({}, {}, {"rope_freqs.weight": [1.0, 1.0, 1.5, 2.0, 3.0, 8.0, 8.0, 8.0]}),
+    "llama, linear": ({}, {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}, {}),
+    "llama, yarn": ({}, YARN, {}),
+    "mixtral": ({"architecture": "mixtral"}, {}, {}),
+    "ministral": ({"architecture": "ministral3"}, {}, {}),
+    "qwen2": ({"architecture": "qwen2"}, {}, {}),
+    "qwen2, yarn": ({"architecture": "qwen2"}, YARN, {}),
+    "qwen2 moe": ({"architecture": "qwen2_moe"}, {"expert_shared_feed_forward_length": 48}, {}),
+    "qwen3": ({"architecture": "qwen3"}, {}, {}),
+    "qwen3 moe": ({"architecture": "qwen3_moe"}, {}, {}),
+    "phi3": ({"architecture": "phi3"}, {}, {}),
+    "phi3, longrope": (
+        {"architecture": "phi3", "rotary_dim": 12},
+        {
+            "rope.scaling.original_context_length": 512,
+            "rope.scaling.attn_factor": 1.25,
+            "attention.sliding_window": 0,
+        },
+        {"rope_factors_short.weight": DIVISORS, "rope_factors_long.weight": [64.0] * 6},
+    ),
+    "glm4": ({"architecture": "glm4", **HALF}, {}, {}),
+    "glm 4.5": ({"architecture": "glm4_moe", **HALF, **DENSE_FIRST}, {}, {}),
+    "glm 4.5 air": (
+        {"architecture": "glm4_moe", "has_extras": False, **HALF, **DENSE_FIRST}, {}, {},
+    ),
+    "ernie": ({"architecture": "ernie4_5"}, {}, {}),
+    "ernie moe": ({"architecture": "ernie4_5_moe", **DENSE_FIRST}, ERNIE, {}),
+    "dots": ({"architecture": "dots1", "num_kv_heads": 4, **DENSE_FIRST}, {}, {}),
+    "seed": ({"architecture": "seed_oss"}, {}, {}),
+    "exaone": ({"architecture": "exaone4"}, {}, {}),
+    "exaone, windows": (
+        {"architecture": "exaone4", "num_layers": 64},
+        {"attention.sliding_window": 6, "attention.sliding_window_pattern": 4},
+        {},
+    ),
+    "smollm3": ({"architecture": "smollm3", "num_layers": 5}, {}, {}),
+    "granite": ({"architecture": "granite"}, MULTIPLIERS, {}),
+    "granite moe": ({"architecture": "granitemoe"}, MULTIPLIERS, {}),
+    "gemma3": ({"architecture": "gemma3"}, {}, {}),
+    "gemma3, windows": (
+        {"architecture": "gemma3", "num_layers": 7},
+        {
+            "attention.sliding_window": 6,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+        {},
+    ),
+    "gpt-oss": (
+        {"architecture": "gpt_oss", "num_layers": 3}, {"attention.sliding_window": 6}, {},
+    ),
+}  # fmt: skip
+COARSE = ("gemma3", "gemma3, windows")
+"""llama.cpp looks GELU up by float16."""
+
+pytestmark = [pytest.mark.slow, NEEDS_PROGRAM]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_behind_a_prompt_are_those_of_llama_cpp(tiny, tmp_path: Path, name: str) -> None:
+    shape, keys, vectors = CASES[name]
+    made = tiny.model(**{"tied": False, **shape})
+    for weight, values in made.weights.items():
+        if values.ndim > 1 and "embed" not in weight:
+            values *= np.float32(0.15)
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        for key, value in keys.items():
+            full = f"{made.in_gguf}.{key}"
+            writer.kv_data[0].pop(full, None)
+            if isinstance(value, str):
+                writer.add_string(full, value)
+            elif isinstance(value, int):
+                writer.add_uint32(full, value)
+            else:
+                writer.add_float32(full, value)
+
+    path = tiny.gguf(tmp_path / "model.gguf", made, change=change, vectors=vectors)
+    expected, tokens = run(path, PROMPT, tmp_path)
+    model = load_model(str(path))
+    with Target("cpu", "cpu").running(
+        model, num_blocks=8, block_size=16, keep_logits=True
+    ) as executor:
+        driver = BatchDriver(executor, num_blocks=8, block_size=16)
+        output = executor.execute(driver.batch([DrivenSequence(tokens)]))
+    assert output.logits is not None
+    (found,) = output.logits
+    assert len(tokens) > 12
+    tolerance = 2e-3 if name in COARSE else 5e-5
+    np.testing.assert_allclose(found, expected[-len(found) :], atol=tolerance, rtol=tolerance)
