@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compute_plane.cuda.matrices import project
+from kernels.reference.mixture import LEAST
 
 if TYPE_CHECKING:
     from compute_plane.cuda.experts import (
@@ -108,7 +109,8 @@ def choose(
     else:
         weights = scores.gather(1, chosen)
         if mixture.normalises_weights:
-            weights = weights / weights.sum(dim=1, keepdim=True)
+            total = weights.sum(dim=1, keepdim=True)
+            weights = weights / (total + LEAST if is_sigmoid else total)
     return chosen, weights if mixture.weight_scale == 1 else weights * mixture.weight_scale
 
 

@@ -85,7 +85,8 @@ def read_gguf_spec(
     num_kv_heads = keys.integer(prefix + "attention.head_count_kv")
     context_length = keys.require_integer(prefix + "context_length")
     rope_theta = keys.number(prefix + "rope.freq_base")
-    num_layers = keys.require_integer(prefix + "block_count") - _num_layers_ahead(keys, prefix)
+    layers_ahead = _num_layers_ahead(keys, prefix)
+    num_layers = keys.require_integer(prefix + "block_count") - layers_ahead
     head_dim = _head_dim(file, keys, prefix, hidden_size, num_heads)
     scaling = read_rope_scaling(file, keys, prefix, context_length)
     mixture = gguf_mixture(file, keys, prefix)
@@ -115,6 +116,7 @@ def read_gguf_spec(
         and layout.gguf_name(FIRST_BIAS) not in file.tensors,
         lacks_head_norms=ARCHITECTURES[architecture].may_lack_head_norms
         and layout.gguf_name(FIRST_HEAD_NORM) not in file.tensors,
+        layers_ahead=layers_ahead,
     )
     spec = with_long_contexts(spec, file.path, are_wanted=long_context)
     window, layers = read_windows(
@@ -129,7 +131,7 @@ def read_gguf_spec(
         spec = with_multipliers(file.path, spec, _multipliers(keys, prefix))
     _refuse_variants(file, keys, prefix)
     stored = {
-        tensor_name: (entry.format, entry.shape)
+        tensor_name: (entry.format, layout.gguf_shape(tensor_name, entry.shape))
         for tensor_name, entry in file.tensors.items()
         if tensor_name not in layout.GGUF_OF_ROPE
         and not layout.is_left_out(spec, tensor_name, in_gguf=True)
@@ -172,7 +174,7 @@ class GgufSource:
             stored_name=stored_name,
             path=self._file.path,
             format=entry.format,
-            shape=entry.shape,
+            shape=layout.gguf_shape(stored_name, entry.shape),
             stored=_rows(self._file, entry),
             head_order=self._head_orders.get(name),
         )

@@ -8,6 +8,7 @@ from compute_plane.model.exact_context import exact_length, with_long_contexts
 from compute_plane.model.hf_gemma import with_gemma
 from compute_plane.model.hf_model_types import (
     GEMMA3,
+    GLM4_MOE,
     GPT_OSS,
     GRANITE4,
     MINISTRAL3,
@@ -108,6 +109,7 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         lacks_qkv_bias=_lacks_qkv_bias(config, kind),
         lacks_head_norms=ARCHITECTURES[kind.architecture].may_lack_head_norms
         and not config.boolean("use_qk_norm"),
+        layers_ahead=_layers_ahead(config, model_type),
     )
     _refuse_variants(config, model_type)
     spec = with_long_contexts(spec, config.path, are_wanted=long_context)
@@ -196,6 +198,13 @@ def _layers_without_rope(config: JsonObject, model_type: str, num_layers: int) -
             config.path, f"no_rope_layers must be 0 or 1 for each of {num_layers} layers"
         )
     return frozenset(layer for layer in range(num_layers) if not turns[layer])
+
+
+def _layers_ahead(config: JsonObject, model_type: str) -> int:
+    """Return how many layers files have behind the last one; ERNIE's are called otherwise."""
+    if model_type != GLM4_MOE:
+        return 0
+    return config.integer("num_nextn_predict_layers", config.integer("num_mtp_layers", 1))
 
 
 def _refuse_variants(config: JsonObject, model_type: str) -> None:

@@ -134,6 +134,8 @@ GGUF_GLOBAL_NAMES = {
 GGUF_ROPE_DIVISORS = "rope_freqs.weight"
 GGUF_SHORT_DIVISORS = "rope_factors_short.weight"
 GGUF_LONG_DIVISORS = "rope_factors_long.weight"
+GGUF_VECTORS = ("exp_probs_b.bias", "ffn_gate_inp_shexp.weight")
+"""Have a row in some files, and none in others."""
 AHEAD = "model.mtp_"
 """What layers that predict ahead begin with in directories of ERNIE 4.5."""
 GGUF_OF_ROPE = (GGUF_ROPE_DIVISORS, GGUF_SHORT_DIVISORS, GGUF_LONG_DIVISORS)
@@ -205,7 +207,17 @@ def is_left_out(spec: ModelSpec, name: str, *, in_gguf: bool) -> bool:
         return True
     layers, _, rest = name.partition("blk." if in_gguf else f"{PREFIX}layers.")
     number = rest.partition(".")[0]
-    return not layers and number.isdecimal() and int(number[:9]) >= spec.num_layers
+    if layers or not number.isdecimal():
+        return False
+    return spec.num_layers <= int(number[:9]) < spec.num_layers + spec.layers_ahead
+
+
+def gguf_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a GGUF file's tensor, of vectors without a leading 1.
+
+    Converters leave it to what had one in directories, and quantisers take it away.
+    """
+    return shape[1:] if name.endswith(GGUF_VECTORS) and shape[:1] == (1,) else shape
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -4,7 +4,7 @@
 
     s_e      a softmax of the logits x · routerᵀ, or the sigmoid of each
     chosen   the `experts_per_token` with the largest s_e, or the largest s_e + correction_e
-    w_e      s_e over the sum of those of the chosen, or s_e; times a number
+    w_e      s_e over the sum of those of the chosen (of sigmoids and 1e-20), or s_e; times a number
 
 The second term only where experts are shared, its first factor only in Qwen2-MoE.
 
@@ -240,11 +240,17 @@ def _shared_in_gguf(
 
 
 def gguf_intermediate_size(keys: GgufMetadata, prefix: str, mixture: Mixture | None) -> int:
-    """Return the width of an MLP, or of an expert: files of some name it apart."""
+    """Return the width of an MLP, or of an expert: files of some name it apart.
+
+    Older ones of Qwen2-MoE and GLM-4.5 say what the experts of a token have together.
+    """
     of_experts = keys.integer(prefix + "expert_feed_forward_length")
     if mixture is not None and of_experts:
         return of_experts
-    return keys.require_integer(prefix + "feed_forward_length")
+    width = keys.require_integer(prefix + "feed_forward_length")
+    if mixture is not None and prefix in ("qwen2moe.", "glm4moe."):
+        return width // mixture.experts_per_token
+    return width
 
 
 def checked(path: Path, mixture: Mixture) -> Mixture:

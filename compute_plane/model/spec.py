@@ -19,6 +19,7 @@ MAX_VOCAB_SIZE = 1 << 21
 MAX_INTERMEDIATE_SIZE: Final = 1 << 24
 MAX_EXPERTS: Final = 1024
 MAX_EXPERTS_PER_TOKEN: Final = 64
+MAX_WEIGHT_SCALE: Final = 1e6
 
 
 Scores: TypeAlias = Literal["softmax", "sigmoid"]
@@ -56,8 +57,11 @@ class Mixture:
         most = max(1, min(MAX_EXPERTS_PER_TOKEN, self.num_experts))
         if not 1 <= self.experts_per_token <= most:
             faults.append(f"experts_per_token must be 1 to {most}, got {self.experts_per_token}")
-        if not (math.isfinite(self.weight_scale) and self.weight_scale > 0):
-            faults.append(f"weight_scale must be finite and above 0, got {self.weight_scale}")
+        if not 1 / MAX_WEIGHT_SCALE <= self.weight_scale <= MAX_WEIGHT_SCALE:
+            faults.append(
+                f"weight_scale must be {1 / MAX_WEIGHT_SCALE:g} to {MAX_WEIGHT_SCALE:g}, "
+                f"got {self.weight_scale:g}"
+            )
         if not 0 <= self.shared_size <= MAX_INTERMEDIATE_SIZE:
             faults.append(
                 f"shared_size must be 0 to {MAX_INTERMEDIATE_SIZE}, got {self.shared_size}"
@@ -89,6 +93,8 @@ class ModelSpec:
     the last ones up to its own (`compute_plane.model.windows`). `local_rope_theta`: the base of
     `layers_with_local_rope`, which have no scaling; None: there are none. `pooling`: what an
     embedding is made of (`compute_plane.model.pooling`); empty: the files do not say.
+    `layers_ahead`: how many layers the files have behind these, which predict further on and do not
+    run.
     """
 
     name: str
@@ -120,6 +126,7 @@ class ModelSpec:
     pooling: str = ""
     lacks_qkv_bias: bool = False
     lacks_head_norms: bool = False
+    layers_ahead: int = 0
 
     def window_of(self, layer: int) -> int | None:
         """Return how many positions a token sees in a layer; None: all up to its own."""

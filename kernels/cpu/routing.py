@@ -45,6 +45,7 @@ from kernels.cpu.vector_ir import (
     offset,
     store,
 )
+from kernels.reference.mixture import LEAST
 
 
 @emitted(types.void, types.int64, types.int64, types.float32)
@@ -143,7 +144,7 @@ def write_softmax(logits: int, count: int, numbers: int) -> None:
 @unfused
 def weigh_scores(
     logits: int, num_experts: int, chosen: int, per_token: int, weights: int, normalises: bool,
-    scores: int,
+    is_sigmoid: bool, scores: int,
 ) -> None:  # fmt: skip
     """Write the chosen experts' scores, over their sum or as they are; NaN if logits are none."""
     is_finite = True
@@ -151,7 +152,7 @@ def weigh_scores(
         is_finite = is_finite and -np.inf < read_float32(logits, expert) < np.inf
     total = np.float32(1.0)
     if normalises:
-        total = np.float32(0.0)
+        total = np.float32(LEAST) if is_sigmoid else np.float32(0.0)
         for c in range(per_token):
             total += read_float32(scores, read_int32(chosen, c))
     if not is_finite:
@@ -200,7 +201,16 @@ def route_tokens(record: int, header: int, chunk: int, num_chunks: int, worker: 
                     rank = read_float32(numbers, i) + read_float32(correction, i)
                     write_float32(corrected, i, rank)
             choose(ranks, num_experts, chosen, per_token)
-            weigh_scores(logits, num_experts, chosen, per_token, weights, normalises, numbers)
+            weigh_scores(
+                logits,
+                num_experts,
+                chosen,
+                per_token,
+                weights,
+                normalises,
+                is_sigmoid != 0,
+                numbers,
+            )
         if scale != 0:
             for c in range(per_token):
                 write_float32(weights, c, read_float32(weights, c) * read_float32(scale, 0))

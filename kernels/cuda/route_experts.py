@@ -57,10 +57,12 @@ from kernels.cuda.variant import (
     require_between,
     require_one_of,
 )
+from kernels.reference.mixture import LEAST
 
 MAX_PAIRS: Final = 2048
 """Of the largest decode graph, 256 rows, 8 each."""
 SCORES: Final = ("softmax", "sigmoid")
+LEAST_SUM = float32(LEAST)
 LOG2_E = float32(math.log2(math.e))
 
 
@@ -265,6 +267,8 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
                     if of_lane < experts:
                         mass += exp2((logits[row + of_lane] - peak) * LOG2_E)
             total = warp_sum(mass)
+            if is_sigmoid:
+                total = add_float32(total, LEAST_SUM)
             if scores_apart and not normalises:
                 total = float32(1)
             if lane < chosen:

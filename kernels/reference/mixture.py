@@ -5,12 +5,16 @@ Source: Shazeer et al. 2017; Jiang et al. 2024; of sigmoids and corrections Deep
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from kernels.interface import Float32Array
 
 Int32Array = npt.NDArray[np.int32]
+LEAST: Final = 1e-20
+"""Added to a sum of sigmoids, all of which may be nothing."""
 
 
 def route(
@@ -28,7 +32,7 @@ def route(
     `logits`: [T, E]. A score is softmax(logits) over all E, or the sigmoid of a logit. `chosen`,
     `weights`: [T, C], the experts with the C largest logits, or with a `correction`, float32 [E],
     scores and corrections; the largest first, of equal ones the lower number. Weights are their
-    scores times `scale`, where it `normalises` over the sum of those C.
+    scores times `scale`, where it `normalises` over the sum of those C, of sigmoids and `LEAST`.
     """
     count = chosen.shape[1]
     exact = logits.astype(np.float64)
@@ -40,7 +44,7 @@ def route(
     ranks = logits if correction is None else scores.astype(np.float32) + correction
     chosen[:] = np.argsort(-ranks, axis=1, kind="stable")[:, :count]
     taken = np.take_along_axis(scores, chosen, axis=1)
-    total = taken.sum(axis=1, keepdims=True) if normalises else 1.0
+    total = taken.sum(axis=1, keepdims=True) + LEAST * is_sigmoid if normalises else 1.0
     weights[:] = taken / total * scale
 
 

@@ -70,6 +70,8 @@ def draw_route_experts(variant: RouteExpertsVariant, seed: int) -> list[Case]:
     mixed[3] = np.nan
     mixed[4, ::2] = -0.0
     mixed[4, 1::2] = 0.0
+    if variant.scores == "sigmoid":
+        mixed[5] = -300.0 - np.arange(variant.experts)  # no expert has a weight
     alike = np.tile(mixed[0], (37, 1))
     alike[-1] = -alike[-1]
     spread = 0.5 if variant.scores == "sigmoid" else 2 / variant.experts

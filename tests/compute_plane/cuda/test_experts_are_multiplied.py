@@ -66,6 +66,7 @@ def test_scores_may_be_sigmoids_and_corrected_where_experts_are_chosen(
 ) -> None:
     random = np.random.default_rng(1)
     logits = 2 * random.standard_normal((20, 9), np.float32)
+    logits[7] = -300 - np.arange(9) if scores == "sigmoid" else logits[7]
     correction = 0.3 * random.standard_normal(9, np.float32) if corrects else None
     chosen, weights = choose(
         torch.from_numpy(logits),

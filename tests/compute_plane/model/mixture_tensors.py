@@ -123,6 +123,11 @@ def experts_in_gguf(model: Any) -> dict[str, np.ndarray]:
     """Return routers and experts by the file's names."""
     if model.architecture == "gpt_oss":
         return dict(_of_gpt_oss(model.weights))
+
+    def flat(values: np.ndarray) -> np.ndarray:
+        """A row is left by converters, and taken away by quantisers."""
+        return values if model.leaves_rows else values.reshape(-1)
+
     found: dict[str, list[np.ndarray]] = {}
     parts = {
         "gate": "gate_inp", "layer": "gate_inp", "w1": "gate_exps", "w3": "up_exps",
@@ -134,12 +139,12 @@ def experts_in_gguf(model: Any) -> dict[str, np.ndarray]:
             continue
         layer, role = name.split(".")[2], name.split(".")[-2]
         if name.endswith("e_score_correction_bias"):
-            found[f"blk.{layer}.exp_probs_b.bias"] = [values.reshape(-1)]
+            found[f"blk.{layer}.exp_probs_b.bias"] = [flat(values)]
             continue
         if "shared_expert" in name:
             part = role.removesuffix("_proj") if role.endswith("_proj") else "gate_inp"
             found[f"blk.{layer}.ffn_{part}_shexp.weight"] = [
-                values if role.endswith("_proj") else values[0]
+                values if role.endswith("_proj") else flat(values)
             ]
             continue
         if role == "input_linear":

@@ -73,6 +73,52 @@ def test_files_say_what_a_mixture_is(tiny, tmp_path: Path) -> None:
             assert spec.num_parameters == sum(values.size for values in made.weights.values())
 
 
+@pytest.mark.parametrize("architecture", ["qwen2_moe", "ernie4_5_moe"])
+@pytest.mark.parametrize("leaves_rows", [False, True])
+def test_vectors_of_gguf_files_may_be_a_row(
+    tiny, tmp_path: Path, architecture: str, leaves_rows: bool
+) -> None:
+    """As converters write them; quantisers take the row away."""
+    made = tiny.model(architecture=architecture, leaves_rows=leaves_rows)
+    file = load_model(str(tiny.gguf(tmp_path / "m.gguf", made))).source
+    folder = load_model(str(tiny.directory(tmp_path / "m", made))).source
+    for name in folder.names:
+        one, other = file.tensor(name), folder.tensor(name)
+        assert one.shape == other.shape
+        np.testing.assert_array_equal(one.to_float32(), other.to_float32())
+
+
+@pytest.mark.parametrize("architecture", ["qwen2_moe", "glm4_moe"])
+def test_older_files_say_what_experts_of_a_token_have_together(
+    tiny, tmp_path: Path, architecture: str
+) -> None:
+    made = tiny.model(architecture=architecture)
+
+    def change(writer) -> None:
+        writer.kv_data[0].pop(f"{made.in_gguf}.expert_feed_forward_length")
+        writer.kv_data[0][f"{made.in_gguf}.feed_forward_length"].value = 2 * 96
+
+    spec = load_model(str(tiny.gguf(tmp_path / "m.gguf", made, change=change))).spec
+    assert spec.intermediate_size == 96
+
+
+@pytest.mark.parametrize("files", ["directory", "gguf"])
+@pytest.mark.parametrize("architecture", ["glm4_moe", "ernie4_5_moe"])
+def test_layers_that_a_file_does_not_count_have_no_place(
+    tiny, tmp_path: Path, architecture: str, files: str
+) -> None:
+    made = tiny.model(architecture=architecture, **THREE)
+    path = tiny.directory(tmp_path / "m", made, config={"num_hidden_layers": 2})
+    if files == "gguf":
+
+        def change(writer) -> None:
+            writer.kv_data[0][f"{made.in_gguf}.block_count"].value = 2
+
+        path = tiny.gguf(tmp_path / "m.gguf", made, change=change)
+    with pytest.raises(ModelFileError, match=r"model does not have|biases are not supported"):
+        load_model(str(path))
+
+
 @pytest.mark.parametrize("files", ["directory", "gguf"])
 @pytest.mark.parametrize("architecture", ["glm4_moe", "ernie4_5_moe"])
 def test_layers_that_predict_ahead_are_left_out(
@@ -86,7 +132,7 @@ def test_layers_that_predict_ahead_are_left_out(
             "ernie4_5_moe": ("model.mtp_block.0.mlp.up_proj.weight", "model.mtp_emb_norm.0.weight"),
         }
         made.weights |= {name: np.ones((3, 3), np.float32) for name in ahead[architecture]}
-        path = tiny.directory(tmp_path / "m", made)
+        path = tiny.directory(tmp_path / "m", made, config={"num_nextn_predict_layers": 1})
     else:
 
         def change(writer) -> None:
@@ -121,7 +167,8 @@ def in_directory(tiny, folder: Path, architecture: str, **config: Any) -> Loaded
         ("glm4_moe", {"topk_group": 4}, UnsupportedModelError, r"\(topk_group\)"),
         ("glm4_moe", {"first_k_dense_replace": 3}, ModelFileError, "0 to 2, of 3 layers, got 3"),
         ("glm4_moe", {"first_k_dense_replace": 0}, ModelFileError, "missing tensors: .*layers.0"),
-        ("glm4_moe", {"routed_scaling_factor": 0}, ModelFileError, "weight_scale must be finite"),
+        ("glm4_moe", {"routed_scaling_factor": 0}, ModelFileError, "weight_scale must be 1e-06 to"),
+        ("glm4_moe", {"routed_scaling_factor": 1e308}, ModelFileError, "to 1e.06, got 1e.308"),
         ("glm4_moe", {"n_shared_experts": -1}, ModelFileError, "shared_size must be 0 to"),
         ("glm4_moe", {"n_shared_experts": 1}, ModelFileError, "has shape .*the model needs"),
         ("dots1", {"n_routed_experts": None}, ModelFileError, "num_local_experts"),

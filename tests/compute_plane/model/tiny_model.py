@@ -46,7 +46,8 @@ class TinyModel:
     """The numbers and the weights of a model; names and row order are Hugging Face's.
 
     `dense_layers`: of a mixture, how many have one MLP, `dense_size` wide. `has_extras`: of a
-    GLM-4.5, biases and norms of heads.
+    GLM-4.5, biases and norms of heads. `leaves_rows`: GGUF files have vectors as a row where
+    directories have them so.
     """
 
     num_layers: int = 2
@@ -63,6 +64,7 @@ class TinyModel:
     dense_layers: int = 0
     dense_size: int = 80
     has_extras: bool = True
+    leaves_rows: bool = False
     weights: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -77,6 +77,13 @@ def test_sigmoids_of_large_logits_are_one_and_those_of_small_ones_nearly_nothing
     assert all(0 <= weight < 1e-37 for weight in weights[4:])
 
 
+def test_sigmoids_that_are_nothing_together_weigh_nothing() -> None:
+    mixture = Mixture(np.float32([[-200, -300, -250]]), 2, is_sigmoid=True)
+    mixture.run("route_tokens")
+    assert mixture.chosen[0].tolist() == [0, 2]
+    assert (mixture.weights[0] < 1e-17).all()
+
+
 def test_of_equal_logits_the_lower_number_goes_first_and_small_ones_count_as_little() -> None:
     logits = np.array([[1, 7, 7, -3e38, 7, 1], [0, 0, 0, 0, 0, 0]], np.float32)
     mixture = Mixture(logits, 6)
