@@ -35,16 +35,17 @@ def test_one_text_is_refused_in_one_line(without_devices: dict[str, str]) -> Non
 
 
 @pytest.mark.wide
-def test_a_server_ends_with_both_planes_and_says_why_once(
+def test_a_server_ends_with_both_planes_and_its_last_line_says_why(
     without_devices: dict[str, str],
 ) -> None:
-    (line,) = told(
-        run(
-            without_devices, "serve", "--device", "cuda", "--grpc-port", "0", "--no-http",
-            "--log-level", "error",
-        )
+    result = run(
+        without_devices, "serve", "--device", "cuda", "--grpc-port", "0", "--no-http",
+        "--log-level", "error",
     )  # fmt: skip
-    assert line.startswith("compute_plane: device: cuda: ")
+    of_plane, last = told(result)
+    assert of_plane.startswith("compute_plane: device: cuda: ")
+    assert last == result.stderr.splitlines()[-1]
+    assert last.startswith("hetero-infer: error: the compute plane ended with status 2: device: ")
 
 
 def test_an_engine_in_python_raises_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
