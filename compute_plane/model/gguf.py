@@ -172,22 +172,24 @@ class GgufSource:
         tensor = RawTensor(
             name=name,
             stored_name=stored_name,
-            path=self._file.path,
+            path=entry.path,
             format=entry.format,
             shape=layout.gguf_shape(stored_name, entry.shape),
-            stored=_rows(self._file, entry),
+            stored=_rows(entry),
             head_order=self._head_orders.get(name),
         )
         return tensor if part is None else layout.part_of(tensor, name, part)
 
     def forget_pages(self) -> None:
         """Give back the memory that what was read of the file takes."""
-        forget_pages(self._file.buffer)
+        buffers = {id(entry.buffer): entry.buffer for entry in self._file.tensors.values()}
+        for buffer in buffers.values():
+            forget_pages(buffer)
 
 
-def _rows(file: GgufFile, entry: TensorEntry) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _rows(entry: TensorEntry) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Return a tensor's bytes, uint8 [rows, bytes of a row]."""
-    flat = np.frombuffer(file.buffer, np.uint8, entry.num_bytes, entry.offset)
+    flat = np.frombuffer(entry.buffer, np.uint8, entry.num_bytes, entry.offset)
     return flat.reshape(-1, entry.format.row_bytes(entry.shape[-1]))
 
 
@@ -275,8 +277,6 @@ def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:
         )
     if keys.boolean(prefix + "attention.causal") is False:
         raise UnsupportedModelError(file.path, "attention that is not causal is not supported")
-    if (keys.integer("split.count") or 1) > 1:
-        raise UnsupportedModelError(file.path, "models split over several files are not supported")
     quantization = keys.integer("general.quantization_version")
     if quantization not in (None, 2):
         raise UnsupportedModelError(

@@ -17,7 +17,7 @@ import itertools
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
@@ -104,17 +104,22 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies; `shape` outermost first, `offset` from the start of the file."""
+    """Where a tensor lies; `shape` outermost first, `offset` from the start of the file.
+
+    `path`, `buffer`: of that file.
+    """
 
     format: TensorFormat
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+    path: Path
+    buffer: mmap.mmap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
-    """A checked GGUF file, mapped read-only."""
+    """A checked GGUF file, mapped read-only. `tensors`: also those of its other parts."""
 
     path: Path
     buffer: mmap.mmap
@@ -298,7 +303,8 @@ def _tensor_entry(cursor: _Cursor, index: int) -> tuple[str, TensorEntry]:
     num_bytes = tensor_format.row_bytes(sizes[0])
     for size in sizes[1:]:
         num_bytes *= size
-    return name, TensorEntry(tensor_format, tuple(reversed(sizes)), offset, num_bytes)
+    shape = tuple(reversed(sizes))
+    return name, TensorEntry(tensor_format, shape, offset, num_bytes, cursor.path, cursor.buffer)
 
 
 def _tensor_type_name(code: int) -> str:
@@ -341,7 +347,7 @@ def _placed(
             f"tensor {printable(name)} needs bytes {start} to {start + entry.num_bytes}, "
             f"the file has {cursor.size}",
         )
-    return TensorEntry(entry.format, entry.shape, start, entry.num_bytes)
+    return replace(entry, offset=start)
 
 
 def _check_overlaps(path: Path, tensors: Mapping[str, TensorEntry]) -> None:

@@ -139,5 +139,5 @@ def _divisors(file: GgufFile, name: str) -> tuple[float, ...] | None:
             f"tensor {name} must be F32 with one dimension, "
             f"got {entry.format.label} {list(entry.shape)}",
         )
-    divisors = np.frombuffer(file.buffer, "<f4", entry.shape[0], entry.offset)
+    divisors = np.frombuffer(entry.buffer, "<f4", entry.shape[0], entry.offset)
     return tuple(divisors.tolist())

@@ -11,7 +11,7 @@ from pathlib import Path
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.errors import ModelFileError, printable, system_fault
 from compute_plane.model.gguf import GgufSource, read_gguf_spec
-from compute_plane.model.gguf_header import open_gguf
+from compute_plane.model.gguf_parts import open_parts
 from compute_plane.model.gguf_tokenizer import read_gguf_assets
 from compute_plane.model.group_config import read_quantization
 from compute_plane.model.hf_assets import read_hf_assets
@@ -63,7 +63,7 @@ def _load_gguf(location: ModelLocation, *, long_context: bool) -> LoadedModel:
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
         # The digest takes as long as all the rest, and hashing lets go of the interpreter lock.
         digest = pool.submit(_check_digest, location)
-        file = open_gguf(location.path)
+        file = open_parts(location.path)
         spec = read_gguf_spec(file, location.name, long_context=long_context)
         assets = read_gguf_assets(file, spec)
         digest.result()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from compute_plane.model import pooling
 from compute_plane.model.errors import ModelReferenceError, printable
+from compute_plane.model.gguf_parts import names_of_parts
 from compute_plane.model.group_config import OWN_FILES
 
 DEFAULT = "default"
@@ -103,13 +104,17 @@ def _embedded() -> ModelLocation:
 
 
 def fetch_from_hub(repository: str, file: str | None) -> Path:
-    """Fetch a repository's model files, or one file, into the hub's cache.
+    """Fetch a repository's model files, or one file and its other parts, into the hub's cache.
 
     What is in the cache already is used offline too. Raises ModelReferenceError in one line.
     """
     import huggingface_hub  # slow to import and seldom needed
 
-    wanted = HUB_FILES if file is None else [glob.escape(file)]
+    wanted = HUB_FILES
+    if file is not None:
+        folder, _, name = file.rpartition("/")
+        parts = names_of_parts(name)
+        wanted = [glob.escape(f"{folder}/{part}" if folder else part) for part in parts]
     reference = repository if file is None else printable(f"{repository}:{file}")
     try:
         # For one file, too: its own download tries again for half a minute where there is no

@@ -84,15 +84,19 @@ def write_gguf(
     stored: dict[str, tuple[np.ndarray, GgmlType]] | None = None,
     vectors: dict[str, Any] | None = None,
     expert_type: GgmlType | None = None,
+    most_tensors: int = 0,
 ) -> Path:
     """Write a model with the gguf package; matrices as `kind`, norms as F32.
 
-    `expert_type`: of experts, where that is another one.
+    `expert_type`: of experts, where that is another one. `most_tensors`: of a file, where there are
+    to be several; the first is returned, which has none then.
 
     `stored`: the rows of some tensors as they shall lie in the file, uint8, and their kind.
     `vectors`: tensors of numbers by the file's names that are there besides.
     """
-    writer = gguf.GGUFWriter(path, model.in_gguf)
+    writer = gguf.GGUFWriter(
+        path, model.in_gguf, split_max_tensors=most_tensors, small_first_shard=most_tensors > 0
+    )
     writer.add_name("tiny")
     writer.add_block_count(model.num_layers)
     writer.add_context_length(512)
@@ -143,7 +147,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-*.gguf")) if most_tensors else path
 
 
 def tokenizer_json() -> dict[str, Any]:

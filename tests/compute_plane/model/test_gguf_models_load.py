@@ -142,7 +142,6 @@ UNSUPPORTED = {
     "llama.logit_scale": (None, lambda w: w.add_logit_scale(0.5)),
     "tokenizer t5": ("tokenizer.ggml.model", lambda w: w.add_tokenizer_model("t5")),
     "pre-tokenizer falcon": ("tokenizer.ggml.pre", lambda w: w.add_tokenizer_pre("falcon")),
-    "split over several files": (None, lambda w: w.add_uint16("split.count", 3)),
     "biases": (None, lambda w: w.add_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32))),
     "type IQ3_S": (
         None,
