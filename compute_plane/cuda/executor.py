@@ -109,7 +109,8 @@ class CudaExecutor:
             pools.num_blocks, pools.block_size, spec.vocab_size, len(pools.host)
         )
         longest = min(spec.context_length, pools.num_blocks * pools.block_size)
-        self._model = LlamaModel(spec, weights, pools.device, operations, longest)
+        with driver.computing():  # which reads what is made here
+            self._model = LlamaModel(spec, weights, pools.device, operations, longest)
         self._longest = longest
         table_width = -(-longest // pools.block_size)
         self._graphs = DecodeGraphs(driver, self._model, table_width=table_width, longest=longest)

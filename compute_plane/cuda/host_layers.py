@@ -79,7 +79,8 @@ class HostLayersExecutor:
             pools.num_blocks, pools.block_size, spec.vocab_size, len(pools.host)
         )
         self._longest = min(spec.context_length, pools.num_blocks * pools.block_size)
-        self._model = LlamaModel(spec, weights, pools.device, operations, self._longest)
+        with driver.computing():  # which reads what is made here
+            self._model = LlamaModel(spec, weights, pools.device, operations, self._longest)
         self._ring = StagingRing(driver, 1)
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:

@@ -82,7 +82,8 @@ def run_largest_step(
     """
     block_size, max_tokens = sizes.block_size, sizes.max_tokens
     pools = BlockPools(spec, driver, dtype=pool_dtype, block_size=block_size, num_blocks=1)
-    model = LlamaModel(spec, weights, pools.device, operations, spec.context_length)
+    with driver.computing():  # which reads what is made here
+        model = LlamaModel(spec, weights, pools.device, operations, spec.context_length)
     batch = largest_batch(spec, sizes)
     shape = PoolShape(batch.block_tables.size, block_size, spec.vocab_size, 0)
     layout = BatchLayout(batch, shape, max_tokens=max_tokens, tile_tokens=operations.tile_tokens)

@@ -222,8 +222,6 @@ class WeightPlan:
             converted = [pair for pair in self._matrices() if pair[0].format is not pair[1]]
             conversions = self._with_bytes(measure_conversions(converted, pool))
         self.source.forget_pages()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
 
         def vector(planned: PlannedMatrix) -> Tensor:
             matrix = placed[planned]
@@ -239,7 +237,7 @@ class WeightPlan:
         def projection(*parts: PlannedMatrix) -> Projection:
             return Projection(tuple(placed[part] for part in parts))
 
-        return DeviceWeights(
+        weights = DeviceWeights(
             dtype=DTYPES[self.dtype],
             embedding=placed[self.embedding],
             layers=tuple(
@@ -262,6 +260,9 @@ class WeightPlan:
             num_bytes=self.num_bytes,
             conversions=conversions,
         )
+        if device.type == "cuda":  # biases of experts have been put in order there
+            torch.cuda.synchronize(device)
+        return weights
 
     def _with_bytes(self, conversions: tuple[Conversion, ...]) -> tuple[Conversion, ...]:
         """Return conversions with the bytes that the matrices take as they are laid out here."""
