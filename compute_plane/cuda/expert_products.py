@@ -97,14 +97,14 @@ def choose(
     `logits`: [T, E]. `correction`: [E]. Specification: `kernels.reference.mixture.route`.
     """
     is_sigmoid, count = mixture.scores == "sigmoid", mixture.experts_per_token
-    is_needed = is_sigmoid or correction is not None or not mixture.normalises_weights
+    by_scores = is_sigmoid or correction is not None or not mixture.normalises_weights
     scores = logits
-    if is_needed:
+    if by_scores:
         scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=1)
     ranks = logits if correction is None else scores + correction
     ordered, numbers = ranks.sort(dim=1, descending=True, stable=True)
     chosen = numbers[:, :count]
-    if not is_needed:
+    if not by_scores:
         weights = ordered[:, :count].softmax(dim=1)
     else:
         weights = scores.gather(1, chosen)

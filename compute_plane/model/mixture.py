@@ -190,9 +190,8 @@ def gguf_mixture(file: GgufFile, keys: GgufMetadata, prefix: str) -> Mixture | N
         given = keys.integer(prefix + key)
         if given is not None and given > most:
             raise UnsupportedModelError(path, f"{prefix}{key} = {given} is not supported")
-    function, scores = keys.integer(prefix + "expert_gating_func"), _Sharing().scores
-    if sharing is not None:
-        scores = sharing.scores
+    function = keys.integer(prefix + "expert_gating_func")
+    scores: Scores = "softmax" if sharing is None else sharing.scores
     if function and SCORES.get(function) != scores:
         number = next(number for number, name in SCORES.items() if name == scores)
         raise UnsupportedModelError(
