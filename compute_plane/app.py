@@ -101,7 +101,7 @@ class ComputePlane:
         if built.context_length is not None:
             spec = replace(spec, context_length=built.context_length)
         limits = SlotLimits(
-            max_slots=config.max_slots,
+            max_slots=built.num_slots or config.max_slots,
             max_rows=config.max_rows,
             max_tokens=config.max_tokens_per_batch,
             block_size=config.block_size,
@@ -110,6 +110,7 @@ class ComputePlane:
             context_length=spec.context_length,
             num_host_blocks=built.num_host_blocks,
             embedding_size=spec.hidden_size if built.gives_embeddings else 0,
+            num_states=built.num_states,
         )
         facts = PlaneFacts(
             spec=spec,

@@ -18,8 +18,14 @@ from compute_plane.executor.interface import BoolArray, EmbeddingPart
 from compute_plane.executor.sampling_checks import check_num_logprobs, check_sampling
 from compute_plane.executor.step import Int64Array, SlotStart, StepBatch
 
+DRAFTS: Final = ("draft_constraints", "drafts")
+"""The features of planes whose model has no states."""
+
 SWAP: Final = "swap"
 """The feature of planes with a host pool."""
+
+STATES: Final = "states"
+"""The feature of planes whose model has states."""
 
 EMBEDDINGS: Final = "embeddings"
 """The feature of planes whose executor gives hidden states."""
@@ -49,7 +55,8 @@ FEATURES: Final = (
 class SlotLimits:
     """What a batch must keep to: sizes of the plane and of its model.
 
-    `embedding_size`: numbers of a row's hidden states; 0: the executor gives none.
+    `embedding_size`: numbers of a row's hidden states; 0: the executor gives none. `num_states`:
+    at least `max_slots`; 0: the model has no states.
     """
 
     max_slots: int
@@ -61,6 +68,7 @@ class SlotLimits:
     context_length: int
     num_host_blocks: int = 0
     embedding_size: int = 0
+    num_states: int = 0
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -82,7 +90,11 @@ def features_of(limits: SlotLimits) -> tuple[str, ...]:
     """Return the optional parts of a batch that a plane of these limits executes."""
     swap = (SWAP,) if limits.num_host_blocks else ()
     embeddings = (EMBEDDINGS,) if limits.embedding_size else ()
-    return (*FEATURES, *swap, *embeddings)
+    if not limits.num_states:
+        return (*FEATURES, *swap, *embeddings)
+    # What a state has taken in cannot be taken back.
+    kept = [name for name in FEATURES if name not in DRAFTS]
+    return (*kept, STATES, *swap, *embeddings)
 
 
 def max_embeddings(embedding_size: int) -> int:
@@ -112,6 +124,11 @@ def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
     check_range("new_block_ids", batch.new_block_ids, limits.num_blocks)
     _check_flat("draft_counts", batch.draft_counts, "draft_ids", batch.draft_ids, batch.slots.size)
     check_range("draft_ids", batch.draft_ids, limits.vocab_size)
+    if limits.num_states and batch.draft_ids.size:
+        raise UnsupportedBatch(
+            "draft_ids: the model of this plane has states, which cannot be taken back",
+            field="draft_ids",
+        )
     _check_samples(batch, limits)
     _check_prompt_logprobs(batch)
     check_constraints(batch, limits)
@@ -119,6 +136,7 @@ def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
     check_range("released", batch.released, limits.max_slots)
     _check_copies(batch, limits)
     _check_swaps(batch, limits)
+    _check_state_copies(batch, limits)
     check_range("digest_blocks", batch.digest_blocks, limits.num_blocks)
     if batch.digest_blocks.size and not batch.slots.size:
         raise InvalidBatch("digest_blocks needs a step with rows", field="digest_blocks")
@@ -314,6 +332,20 @@ def _check_swaps(batch: StepBatch, limits: SlotLimits) -> None:
                     f"{where} must be a block of its own, got {move.destination}", field=where
                 )
             written.add(move.destination)
+
+
+def _check_state_copies(batch: StepBatch, limits: SlotLimits) -> None:
+    if batch.state_copies and not limits.num_states:
+        raise UnsupportedBatch(
+            "state_copies: the model of this plane has no states", field="state_copies"
+        )
+    for index, copy in enumerate(batch.state_copies):
+        for name, value in copy._asdict().items():
+            if not 0 <= value < limits.num_states:
+                field = f"state_copies[{index}].{name}"
+                raise InvalidBatch(
+                    f"{field} must be below {limits.num_states}, got {value}", field=field
+                )
 
 
 def _check_starts(batch: StepBatch, limits: SlotLimits) -> None:

@@ -88,6 +88,7 @@ class DecodeRun:
             and sent.sampled_slots.size == 0
             and not (
                 batch.copies
+                or batch.state_copies
                 or batch.prompt_logprob_rows
                 or batch.digest_blocks
                 or batch.embeddings
@@ -107,7 +108,8 @@ class DecodeRun:
             )
             == self._columns
             and not (batch.swap_out or batch.swap_in or batch.digest_blocks.size)
-            and not (batch.starts or batch.copies or batch.prompt_logprobs or batch.embeddings)
+            and not (batch.starts or batch.copies or batch.state_copies)
+            and not (batch.prompt_logprobs or batch.embeddings)
             and not (batch.token_counts.size or batch.token_ids.size)
             and not (batch.draft_counts.size or batch.draft_ids.size or batch.constraints)
             and not (batch.sampled_slots.size or batch.released.size)
@@ -174,6 +176,8 @@ class DecodeRun:
         if batch.new_block_ids.size:
             self._enter_blocks(batch, numbers, memory)
         numbers.num_computed[batch.slots] = ends
+        if numbers.state_tokens.size:
+            numbers.state_tokens[batch.slots] = ends
         whole = replace(
             self._batch,
             input_tokens=memory.tokens[self._lines, positions],
@@ -206,6 +210,7 @@ def _shared(batch: ExecutionBatch | None) -> ExecutionBatch:
     """Return the first batch of a run; what its steps share, an executor can only read."""
     if batch is None:
         raise ValueError("a step that ran nothing cannot be continued")
-    for column in (batch.block_tables, batch.is_prefill, batch.query_lens, batch.sampled_rows):
+    columns = (batch.block_tables, batch.is_prefill, batch.query_lens, batch.sampled_rows)
+    for column in (*columns, batch.states):
         column.flags.writeable = False
     return batch

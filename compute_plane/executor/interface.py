@@ -24,6 +24,10 @@ UInt8Array = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
 
 
+NO_STATES: Final[Int32Array] = np.zeros(0, dtype=np.int32)
+NO_STATES.flags.writeable = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitBias:
     """What is added to the logits of some tokens: [n] each, C-contiguous, no token twice."""
@@ -106,6 +110,13 @@ class BlockCopy:
     kind: CopyKind = CopyKind.WITHIN
 
 
+class StateCopy(NamedTuple):
+    """State `destination` becomes what state `source` is."""
+
+    source: int
+    destination: int
+
+
 class EmbeddingPart(IntEnum):
     """Which hidden states of a row are wanted; the numbers are the wire's."""
 
@@ -146,6 +157,9 @@ class ExecutionBatch:
     `gives_embeddings` only.
     `copies` run first, in order. Then in every layer all KV writes before any attention read, so
     rows may share blocks that one of them fills.
+    `states`: [S] int32, of models with states (`compute_plane.model.spec.DeltaNet`): that of each
+    row, no state twice; empty for others. A row at position 0 begins with an empty one.
+    `state_copies` run one after the other, before any row.
 
     `input_sources`: [T] int32, only given to `PipelinedExecutor.launch`. −1: the token is known;
     k: it is sample k of the step launched just before, `input_tokens` has a 0 in its place. A row
@@ -168,6 +182,8 @@ class ExecutionBatch:
     prompt_num_logprobs: Sequence[int] = ()
     digest_blocks: Sequence[int] = ()
     embeddings: Sequence[EmbeddingWant] = ()
+    states: Int32Array = field(default_factory=lambda: NO_STATES)
+    state_copies: Sequence[StateCopy] = ()
     input_sources: Int32Array | None = None
 
 

@@ -91,7 +91,8 @@ class BuiltExecutor:
     `num_blocks`: of its pool; None: as many as the context says.
     `tells_prompts_apart`: as in Describe. `device`: what it runs on, where it is not the processor.
     `context_length`: how many positions it computes exactly; None: as many as the model has.
-    `gives_embeddings`: whether it gives hidden states.
+    `gives_embeddings`: whether it gives hidden states. `num_slots`, `num_states`: of a model with
+    states, how many sequences and how many states there is room for; 0: it has none.
     """
 
     name: str
@@ -107,6 +108,8 @@ class BuiltExecutor:
     num_blocks: int | None = None
     context_length: int | None = None
     gives_embeddings: bool = True
+    num_slots: int = 0
+    num_states: int = 0
 
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:

@@ -192,6 +192,21 @@ def check_continuity(live: LiveRows, staged: SlotNumbers, limits: SlotLimits) ->
     )
 
 
+def advance_states(live: LiveRows, staged: SlotNumbers) -> None:
+    """Check that the rows' states are of the tokens before them, and count those of the rows."""
+    slots, positions = live.batch.slots, live.batch.positions
+    held = staged.state_tokens[slots]
+    live.refuse_rows(
+        (positions > 0) & (positions != held),
+        "positions",
+        lambda i: (
+            f"must be 0 or the number of tokens in the state of slot {slots[i]} ({held[i]}), "
+            f"got {positions[i]}"
+        ),
+    )
+    staged.state_tokens[slots] = live.ends
+
+
 def check_samples(
     live: LiveRows, staged: SlotNumbers, memory: SlotMemory, limits: SlotLimits
 ) -> None:

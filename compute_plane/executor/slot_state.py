@@ -32,6 +32,7 @@ class SlotNumbers:
     in the pool. `num_blocks`: length of the block table. `is_known`: started and not released.
     `is_fresh`: started and not computed since, so the next row says how much is computed (a prefix
     may have been found in the cache). `is_poisoned`: unusable until the next start.
+    `state_tokens`: [num_states], of how many tokens each state is.
     """
 
     line: Int64Array
@@ -43,13 +44,15 @@ class SlotNumbers:
     is_known: BoolArray
     is_fresh: BoolArray
     is_poisoned: BoolArray
+    state_tokens: Int64Array
 
     @classmethod
-    def empty(cls, max_slots: int) -> SlotNumbers:
+    def empty(cls, max_slots: int, num_states: int = 0) -> SlotNumbers:
         """Slots that know nothing."""
         line, tokens, given, prompt, computed, blocks = np.zeros((6, max_slots), dtype=np.int64)
         known, fresh, poisoned = np.zeros((3, max_slots), dtype=np.bool_)
-        return cls(line, tokens, given, prompt, computed, blocks, known, fresh, poisoned)
+        states = np.zeros(num_states, dtype=np.int64)
+        return cls(line, tokens, given, prompt, computed, blocks, known, fresh, poisoned, states)
 
     def copy(self) -> SlotNumbers:
         """Return the same numbers, to be changed apart."""

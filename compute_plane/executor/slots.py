@@ -22,13 +22,16 @@ from compute_plane.executor.decode_run import DecodeRun, PreparedStep
 from compute_plane.executor.drafts import DraftedStep, check_drafts, lay_drafts, take_back
 from compute_plane.executor.embeddings import check_embeddings
 from compute_plane.executor.interface import (
+    NO_STATES,
     BoolArray,
     ExecutionBatch,
     ExecutionOutput,
     Int32Array,
+    StateCopy,
 )
 from compute_plane.executor.row_stage import (
     LiveRows,
+    advance_states,
     append_blocks,
     append_given_tokens,
     check_continuity,
@@ -63,9 +66,10 @@ class SlotTable:
 
     def reset(self) -> None:
         """Forget every slot."""
-        self._numbers = SlotNumbers.empty(self.limits.max_slots)
+        self._numbers = SlotNumbers.empty(self.limits.max_slots, self.limits.num_states)
         self._memory = SlotMemory(self.limits)
         self._waiting_copies: list[StagedCopy] = []
+        self._waiting_state_copies: list[StateCopy] = []
         self._run: DecodeRun | None = None
         self._ahead: list[SamplesAhead] = []  # of the steps under way, the oldest first
 
@@ -96,8 +100,11 @@ class SlotTable:
                 *self._waiting_copies,
                 *stage_copies(batch, staged, self._memory, replaced),
             ]
+            state_copies = [*self._waiting_state_copies, *batch.state_copies]
+            for copy in batch.state_copies:
+                staged.state_tokens[copy.destination] = staged.state_tokens[copy.source]
             freed = self._stage_slots(batch, staged, taken)
-            prepared = self._stage_rows(batch, staged, copies)
+            prepared = self._stage_rows(batch, staged, copies, state_copies)
         except (BatchRefused, SampleAwaited):
             for entry in reversed(replaced):
                 self._memory.tables[entry.line, entry.place] = entry.block
@@ -107,7 +114,9 @@ class SlotTable:
         self._numbers = staged
         # A step with nothing to run leaves its copies to the next one. That keeps the order,
         # because copies come before everything else of a step.
-        self._waiting_copies = [] if prepared.batch is not None else copies
+        has_run = prepared.batch is not None
+        self._waiting_copies = [] if has_run else copies
+        self._waiting_state_copies = [] if has_run else state_copies
         return prepared
 
     def _stage_slots(self, batch: StepBatch, staged: SlotNumbers, taken: list[int]) -> list[int]:
@@ -139,7 +148,11 @@ class SlotTable:
         return freed
 
     def _stage_rows(
-        self, batch: StepBatch, staged: SlotNumbers, copies: list[StagedCopy]
+        self,
+        batch: StepBatch,
+        staged: SlotNumbers,
+        copies: list[StagedCopy],
+        state_copies: list[StateCopy],
     ) -> PreparedStep:
         """Take in the rows and return the step as it is run."""
         memory, limits = self._memory, self.limits
@@ -150,6 +163,8 @@ class SlotTable:
         if has_drafts:
             lay_drafts(live, staged, memory, limits)
         check_continuity(live, staged, limits)
+        if limits.num_states:
+            advance_states(live, staged)
         self._writes.check(live, staged, memory)
         check_samples(live, staged, memory, limits)
         if self._last_ahead is not None:
@@ -167,7 +182,9 @@ class SlotTable:
             # The line of one that is released here may be another slot's when the step fails.
             involved.append(slots[staged.is_known[slots]])
         return PreparedStep(
-            batch=self._materialise(live, staged, copies) if live.row_of.size else None,
+            batch=(
+                self._materialise(live, staged, copies, state_copies) if live.row_of.size else None
+            ),
             rows=live,
             involved=np.concatenate(involved),
             num_samples=batch.sampled_rows.size,
@@ -180,7 +197,11 @@ class SlotTable:
         return self._ahead[-1] if self._ahead else None
 
     def _materialise(
-        self, live: LiveRows, staged: SlotNumbers, copies: list[StagedCopy]
+        self,
+        live: LiveRows,
+        staged: SlotNumbers,
+        copies: list[StagedCopy],
+        state_copies: list[StateCopy],
     ) -> ExecutionBatch:
         """Return the step with all its tokens, positions and block tables."""
         memory, batch, ends = self._memory, live.batch, live.ends
@@ -212,6 +233,8 @@ class SlotTable:
             prompt_num_logprobs=[request.num_logprobs for request in batch.prompt_logprobs],
             digest_blocks=batch.digest_blocks.tolist(),
             embeddings=batch.embeddings,
+            states=slots.astype(np.int32) if self.limits.num_states else NO_STATES,
+            state_copies=state_copies,
             input_sources=None if ahead is None else ahead.sources(lines[rows], memory),
         )
 

@@ -25,6 +25,7 @@ from compute_plane.executor.interface import (
     Int32Array,
     LogitBias,
     SampleLogprobs,
+    StateCopy,
     TopLogprobs,
     UInt8Array,
 )
@@ -144,6 +145,7 @@ class StepBatch:
     swap_out: Sequence[BlockMove] = ()
     copies: Sequence[TableCopy] = ()
     swap_in: Sequence[BlockMove] = ()
+    state_copies: Sequence[StateCopy] = ()
     prompt_logprobs: Sequence[PromptLogprobsRequest] = ()
     digest_blocks: Int64Array = field(default_factory=lambda: EMPTY)
     draft_counts: Int64Array = field(default_factory=lambda: EMPTY)

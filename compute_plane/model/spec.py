@@ -20,6 +20,9 @@ MAX_INTERMEDIATE_SIZE: Final = 1 << 24
 MAX_EXPERTS: Final = 1024
 MAX_EXPERTS_PER_TOKEN: Final = 64
 MAX_WEIGHT_SCALE: Final = 1e6
+MAX_STATE_DIM: Final = 256
+STATE_DIM_STEP: Final = 32
+MAX_KERNEL_SIZE: Final = 8
 
 
 Scores: TypeAlias = Literal["softmax", "sigmoid"]
@@ -72,6 +75,68 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """What layers have in place of attention: Gated DeltaNet (`kernels.reference.delta_net`).
+
+    `num_key_heads`, `num_value_heads`: a multiple of these; `key_dim`, `value_dim`: elements of a
+    head. `kernel_size`: tokens that the convolution sees. `layers`: which have it.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int
+    layers: frozenset[int]
+
+    @property
+    def key_size(self) -> int:
+        """Width of all key heads together; that of all query heads is the same."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of all value heads together; that of their gates is the same."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """What goes through the convolution: queries, keys, values."""
+        return 2 * self.key_size + self.value_size
+
+    def faults(self) -> list[str]:
+        """Return what makes these numbers no such layers, one line each; empty if sound."""
+        limits = {
+            "num_key_heads": 1 << 12,
+            "num_value_heads": 1 << 12,
+            "key_dim": MAX_STATE_DIM,
+            "value_dim": MAX_STATE_DIM,
+        }
+        faults = []
+        for field, maximum in limits.items():
+            value = getattr(self, field)
+            if not 1 <= value <= maximum:
+                faults.append(f"linear attention: {field} must be 1 to {maximum}, got {value}")
+        for field in ("key_dim", "value_dim"):
+            value = getattr(self, field)
+            if value % STATE_DIM_STEP:
+                faults.append(
+                    f"linear attention: {field} must be a multiple of {STATE_DIM_STEP}, got {value}"
+                )
+        if self.num_key_heads >= 1 and self.num_value_heads % self.num_key_heads:
+            faults.append(
+                f"linear attention: num_value_heads must be a multiple of num_key_heads, "
+                f"got {self.num_value_heads} and {self.num_key_heads}"
+            )
+        if not 2 <= self.kernel_size <= MAX_KERNEL_SIZE:
+            faults.append(
+                f"linear attention: kernel_size must be 2 to {MAX_KERNEL_SIZE}, "
+                f"got {self.kernel_size}"
+            )
+        return faults
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The shape of a decoder of the Llama kind.
 
@@ -94,7 +159,7 @@ class ModelSpec:
     `layers_with_local_rope`, which have no scaling; None: there are none. `pooling`: what an
     embedding is made of (`compute_plane.model.pooling`); empty: the files do not say.
     `layers_ahead`: how many layers the files have behind these, which predict further on and do not
-    run.
+    run. `delta_net`: what some layers have in place of attention; None: all layers attend.
     """
 
     name: str
@@ -127,6 +192,22 @@ class ModelSpec:
     lacks_qkv_bias: bool = False
     lacks_head_norms: bool = False
     layers_ahead: int = 0
+    delta_net: DeltaNet | None = None
+
+    def delta_net_of(self, layer: int) -> DeltaNet | None:
+        """Return what a layer has in place of attention; None: it attends."""
+        delta_net = self.delta_net
+        return delta_net if delta_net is not None and layer in delta_net.layers else None
+
+    def attending_layers(self, first_layer: int = 0) -> tuple[int, ...]:
+        """Return the layers with attention from one on: those that have keys and values."""
+        layers = range(first_layer, self.num_layers)
+        return tuple(layer for layer in layers if self.delta_net_of(layer) is None)
+
+    @property
+    def gates_attention(self) -> bool:
+        """Whether what attention gives is multiplied by the sigmoid of a product of its own."""
+        return ARCHITECTURES[self.architecture].gates_attention
 
     def window_of(self, layer: int) -> int | None:
         """Return how many positions a token sees in a layer; None: all up to its own."""
@@ -263,4 +344,9 @@ def faults_of(spec: ModelSpec) -> list[str]:
             f"layers without experts must be 0 to {spec.num_layers - 1}, of {spec.num_layers} "
             f"layers, got {mixture.dense_layers}"
         )
+    delta_net = spec.delta_net
+    if delta_net is not None:
+        faults += delta_net.faults()
+        if not delta_net.layers <= set(range(spec.num_layers)) or not spec.attending_layers():
+            faults.append("linear attention: at least one of the model's layers must attend")
     return faults + scaling_faults(spec.rope_scaling, spec.num_turning, spec.rope_theta)

@@ -13,6 +13,7 @@ from compute_plane.executor.interface import (
     EmbeddingWant,
     LogitBias,
     SampleLogprobs,
+    StateCopy,
 )
 from compute_plane.executor.step import (
     EMPTY,
@@ -82,6 +83,7 @@ def batch_from_proto(batch: compute_pb2.ExecutionBatch) -> StepBatch:
             for copy in batch.copies
         ],
         swap_in=_moves(batch.swap_in),
+        state_copies=[StateCopy(copy.source, copy.destination) for copy in batch.state_copies],
         prompt_logprobs=[
             PromptLogprobsRequest(request.row, request.num_logprobs)
             for request in batch.prompt_logprobs
@@ -255,6 +257,7 @@ def facts_to_proto(facts: PlaneFacts) -> compute_pb2.DescribeResponse:
         features=facts.features,
         software_version=facts.software_version,
         tells_prompts_apart=facts.tells_prompts_apart,
+        num_states=limits.num_states,
     )
 
 

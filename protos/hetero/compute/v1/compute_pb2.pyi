@@ -132,6 +132,7 @@ class DescribeResponse(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     TELLS_PROMPTS_APART_FIELD_NUMBER: _builtins.int
+    NUM_STATES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     numerics_id: _builtins.str
     """Device kind, dtype and kernel set. Planes with equal ids produce equal bits."""
@@ -152,6 +153,11 @@ class DescribeResponse(_message.Message):
     """Whether keys and values of prompt tokens (SlotStart.num_prompt_tokens) are computed by other
     products than those of generated tokens, so that their bits differ.
     """
+    num_states: _builtins.int
+    """States of sequences that the plane has room for, in models with layers that keep a state of fixed
+    size in place of keys and values: state i below limits.max_slots is that of slot i, the others are
+    there to be copied to and from. 0: no layer has one.
+    """
     @_builtins.property
     def model(self) -> Global___ModelDescription: ...
     @_builtins.property
@@ -162,7 +168,7 @@ class DescribeResponse(_message.Message):
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the optional parts of ExecutionBatch this plane executes, e.g. "copies", "swap",
         "prompt_logprobs", "top_k", "drafts", "constraints", "draft_constraints" (of rows with drafts),
-        "embeddings".
+        "embeddings", "states".
         Others are refused.
         """
 
@@ -185,10 +191,11 @@ class DescribeResponse(_message.Message):
         features: _abc.Iterable[_builtins.str] | None = ...,
         software_version: _builtins.str = ...,
         tells_prompts_apart: _builtins.bool = ...,
+        num_states: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "limits", b"limits", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "current_session", b"current_session", "device", b"device", "epoch", b"epoch", "executor", b"executor", "features", b"features", "last_step", b"last_step", "limits", b"limits", "max_batches_in_flight", b"max_batches_in_flight", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tells_prompts_apart", b"tells_prompts_apart"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "current_session", b"current_session", "device", b"device", "epoch", b"epoch", "executor", b"executor", "features", b"features", "last_step", b"last_step", "limits", b"limits", "max_batches_in_flight", b"max_batches_in_flight", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_states", b"num_states", "numerics_id", b"numerics_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tells_prompts_apart", b"tells_prompts_apart"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -503,8 +510,9 @@ Global___OpenResponse: _TypeAlias = OpenResponse  # noqa: Y015
 class ExecutionBatch(_message.Message):
     """One step: the rows to compute and the changes to slots and blocks that come before them.
 
-    Order inside a batch is law: swap_out, copies, swap_in, released, starts; then in every layer
-    all KV writes before any attention read. So rows of one batch may share a block one of them fills.
+    Order inside a batch is law: swap_out, copies, swap_in, state_copies, released, starts; then in
+    every layer all KV writes before any attention read. So rows of one batch may share a block one of
+    them fills.
 
     A slot is the compute plane's memory of a sequence: its tokens, block table and sampling
     parameters. It is a cache of what the control plane knows; `starts` rebuilds it at any time.
@@ -539,6 +547,7 @@ class ExecutionBatch(_message.Message):
     DRAFT_COUNTS_FIELD_NUMBER: _builtins.int
     DRAFT_IDS_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    STATE_COPIES_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     step_id: _builtins.int
@@ -628,6 +637,14 @@ class ExecutionBatch(_message.Message):
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbeddingRequest]:
         """Rows whose hidden states are wanted. Not of rows with drafts."""
 
+    @_builtins.property
+    def state_copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateCopy]:
+        """Copies of states, one after the other (DescribeResponse.num_states). A row at position 0 begins
+        with an empty state, any other with that of its slot, which must be of as many tokens: left there
+        by the row before, or copied there. So a slot that starts behind position 0 needs a copy, and one
+        that takes another row's sample needs one in the next batch.
+        """
+
     def __init__(
         self,
         *,
@@ -655,14 +672,39 @@ class ExecutionBatch(_message.Message):
         draft_counts: _abc.Iterable[_builtins.int] | None = ...,
         draft_ids: _abc.Iterable[_builtins.int] | None = ...,
         embeddings: _abc.Iterable[Global___EmbeddingRequest] | None = ...,
+        state_copies: _abc.Iterable[Global___StateCopy] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_step", b"acked_step", "constraints", b"constraints", "copies", b"copies", "digest_blocks", b"digest_blocks", "draft_counts", b"draft_counts", "draft_ids", b"draft_ids", "embeddings", b"embeddings", "epoch", b"epoch", "new_block_counts", b"new_block_counts", "new_block_ids", b"new_block_ids", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "query_lens", b"query_lens", "released", b"released", "sampled_rows", b"sampled_rows", "sampled_slots", b"sampled_slots", "session", b"session", "slots", b"slots", "starts", b"starts", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_step", b"acked_step", "constraints", b"constraints", "copies", b"copies", "digest_blocks", b"digest_blocks", "draft_counts", b"draft_counts", "draft_ids", b"draft_ids", "embeddings", b"embeddings", "epoch", b"epoch", "new_block_counts", b"new_block_counts", "new_block_ids", b"new_block_ids", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "query_lens", b"query_lens", "released", b"released", "sampled_rows", b"sampled_rows", "sampled_slots", b"sampled_slots", "session", b"session", "slots", b"slots", "starts", b"starts", "state_copies", b"state_copies", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecutionBatch: _TypeAlias = ExecutionBatch  # noqa: Y015
+
+@_typing.final
+class StateCopy(_message.Message):
+    """The state `destination` becomes what `source` is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DESTINATION_FIELD_NUMBER: _builtins.int
+    source: _builtins.int
+    destination: _builtins.int
+    def __init__(
+        self,
+        *,
+        source: _builtins.int = ...,
+        destination: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateCopy: _TypeAlias = StateCopy  # noqa: Y015
 
 @_typing.final
 class BlockMove(_message.Message):
