@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from compute_plane.executor.cpu import CpuExecutor
     from compute_plane.executor.packed_layers import PackedWeights
     from compute_plane.memory.kv_pool import KvPool
+    from compute_plane.memory.state_sizing import StateRoom
     from compute_plane.model.loader import LoadedModel
 
 COMPILER: Final = "libllvmlite"
@@ -34,11 +35,15 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class CpuLayers:
-    """The layers of a model on the CPU engine, the last ones if not all."""
+    """The layers of a model on the CPU engine, the last ones if not all.
+
+    `room`: for states, where layers have any.
+    """
 
     executor: CpuExecutor
     weights: PackedWeights
     kv_pool: KvPool
+    room: StateRoom | None
 
     @property
     def numerics_id(self) -> str:
@@ -51,9 +56,12 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
 
     Raises ConfigError families for what cannot be had here, ModelFileError for the file's faults.
     """
+    if context.spec.delta_net is not None and context.swap_bytes:
+        log.warning("nothing is swapped: states of sequences are in no block", field="swap_space")
+        context = replace(context, swap_bytes=0)
     layers = build_cpu_layers(context, model)
-    executor, weights = layers.executor, layers.weights
-    warm_up(executor, context.block_size)
+    executor, weights, room = layers.executor, layers.weights, layers.room
+    warm_up(executor, context.block_size, has_states=room is not None)
     forget_code(COMPILER)
     return BuiltExecutor(
         "cpu",
@@ -66,6 +74,8 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
         num_blocks=layers.kv_pool.num_blocks,
         tells_prompts_apart=executor.tells_prompts_apart,
         dtype=weights.weight_format if context.dtype == "auto" else context.dtype,
+        num_slots=0 if room is None else room.num_slots,
+        num_states=0 if room is None else room.num_states,
     )
 
 
@@ -93,6 +103,7 @@ def build_cpu_layers(
     from compute_plane.executor.cpu import CpuExecutor
     from compute_plane.executor.packed_weights import pack_weights
     from compute_plane.memory.kv_pool import KvPool
+    from compute_plane.memory.state_pool import make_states, room_for_states
     from kernels.cpu.kv_layout import KvLayout
 
     spec = context.spec
@@ -102,7 +113,7 @@ def build_cpu_layers(
     # Before the weights are packed, which takes a while: it refuses what cannot be laid out.
     layout = KvLayout(
         kv_dtype,
-        spec.num_layers - first_layer,
+        len(spec.attending_layers(first_layer)),
         spec.num_kv_heads,
         context.block_size,
         spec.head_dim,
@@ -114,12 +125,17 @@ def build_cpu_layers(
         num_threads=context.num_threads,
         first_layer=first_layer,
     )
+    memory = host_memory()
+    room = room_for_states(spec, context.max_slots, memory, first_layer)
+    states = None if room is None else make_states(spec, room.num_states, first_layer)
+    if states is not None and memory is not None:
+        memory = replace(memory, free_bytes=memory.free_bytes - states.num_bytes)
     num_blocks, _ = size_in_host_memory(
         context.block_demand,
         context.swap_bytes,
         layout.block_bytes,
         utilization=context.gpu_memory_utilization,
-        memory=host_memory(),
+        memory=memory,
     )
     num_host_blocks = size_host_pool(context.swap_bytes, layout.block_bytes + bytes_elsewhere)
     kv_pool = KvPool(layout, num_blocks, num_host_blocks)
@@ -130,6 +146,7 @@ def build_cpu_layers(
         num_threads=context.num_threads,
         max_tokens=context.max_tokens,
         keep_logits=context.keep_logits,
+        states=states,
     )
     notices.sum_up()
     log.info(
@@ -139,4 +156,11 @@ def build_cpu_layers(
         kv_cache_dtype=kv_dtype,
     )
     log_conversions(weights.conversions)
-    return CpuLayers(executor, weights, kv_pool)
+    if room is not None and states is not None:
+        log.info(
+            "states of sequences",
+            num_slots=room.num_slots,
+            num_states=room.num_states,
+            state_bytes=states.state_bytes,
+        )
+    return CpuLayers(executor, weights, kv_pool, room)

@@ -32,6 +32,7 @@ from compute_plane.executor.llama_table import LOGITS_ROWS, PIECE_TOKENS, LlamaT
 from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
 from compute_plane.executor.pieces import Piece, SortedTokens, sort_tokens
 from compute_plane.executor.sample_records import SampleRecords
+from compute_plane.executor.state_rows import NO_ROWS, state_rows
 from compute_plane.executor.step_headers import PieceArrays, StepHeaders
 from compute_plane.executor.thread_team import Entry, ThreadTeam
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
@@ -46,6 +47,7 @@ from planes.errors import ValidationError
 if TYPE_CHECKING:
     from compute_plane.executor.packed_layers import PackedWeights
     from compute_plane.memory.kv_pool import KvPool
+    from compute_plane.memory.state_pool import StatePool
     from compute_plane.model.spec import ModelSpec
 
 Int64Array = npt.NDArray[np.int64]
@@ -62,8 +64,8 @@ class CpuExecutor:
     """Runs batches of a Llama-family model on the CPU; a `GPUExecutor`.
 
     `weights`, `kv_pool`: of `spec`'s heads, and of all its layers or its last ones. `max_tokens`:
-    of one batch. `keep_logits`: return the sampled rows' logits, for tests and tools. Not
-    thread-safe: one thread, the device thread, calls it.
+    of one batch. `keep_logits`: return the sampled rows' logits, for tests and tools. `states`: of
+    the same layers, if some have states. Not thread-safe: one thread, the device thread, calls it.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class CpuExecutor:
         num_threads: int,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         keep_logits: bool = False,
+        states: StatePool | None = None,
     ) -> None:
         self._weights = weights
         self._pool = kv_pool
@@ -84,12 +87,14 @@ class CpuExecutor:
             CopyKind.SWAP_IN: kv_pool.swap_in,
         }
         self._spec = spec
+        self._states = states
+        num_states = 0 if states is None else states.num_states
         self._shape = PoolShape(
-            kv_pool.num_blocks, kv_pool.block_size, spec.vocab_size, len(kv_pool.host)
+            kv_pool.num_blocks, kv_pool.block_size, spec.vocab_size, len(kv_pool.host), num_states
         )
         self._max_tokens = max_tokens
         self._keep_logits = keep_logits
-        self._llama = LlamaTable(spec, weights, kv_pool, max_tokens=max_tokens)
+        self._llama = LlamaTable(spec, weights, kv_pool, max_tokens=max_tokens, states=states)
         operands = {
             LOGITS: self._llama.logits.ctypes.data,
             LOGITS_STRIDE: spec.vocab_size,
@@ -100,7 +105,8 @@ class CpuExecutor:
         self._llama.table.load(ThreadTeam.OPERATIONS, num_threads)
         scratch_bytes = max(self._llama.scratch_bytes, sampling_scratch_bytes(spec.vocab_size))
         per_token = 0 if spec.mixture is None else spec.mixture.experts_per_token
-        self._headers = StepHeaders(num_threads, scratch_bytes, per_token)
+        key_heads = 0 if spec.delta_net is None else spec.delta_net.num_key_heads
+        self._headers = StepHeaders(num_threads, scratch_bytes, per_token, key_heads)
         # Almost every step has one piece and one group of logits: its entries are made once.
         self._ordinary = {
             (is_prompt, num_groups): np.array(
@@ -159,9 +165,12 @@ class CpuExecutor:
         samples = SampleRecords(batch, self._spec.vocab_size)
         for copy in batch.copies:
             self._copies[copy.kind](copy.source, copy.destination)
+        if self._states is not None:
+            for state_copy in batch.state_copies:
+                self._states.copy(*state_copy)
         tells_apart = self._llama.tells_prompts_apart
         tokens = sort_tokens(layout, batch.prompt_lens if tells_apart else None)
-        pieces = list(tokens.pieces(PIECE_TOKENS))
+        pieces = list(tokens.pieces(PIECE_TOKENS, prompts_first=self._states is not None))
         arrays = self._describe_pieces(batch, tokens.layout, pieces)
         wanted = tokens.places(wanted_tokens(batch, layout))
         groups = list(group_logits(wanted, LOGITS_ROWS, MAX_WANTS))
@@ -242,6 +251,11 @@ class CpuExecutor:
                 layout.block_tables,
                 items,
                 merges,
+                NO_ROWS
+                if self._states is None
+                else state_rows(
+                    layout.token_rows[first:end], layout.positions[first:end], batch.states
+                ),
             )
             self._headers.describe_tokens(index, first, arrays, spec.num_kv_heads)
             kept.append(arrays)

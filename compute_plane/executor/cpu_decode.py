@@ -26,6 +26,7 @@ from compute_plane.executor.decode_checks import DecodeChecks
 from compute_plane.executor.interface import ExecutionBatch, Int32Array
 from compute_plane.executor.sample_records import SampleRecords
 from compute_plane.executor.sampling_rows import SamplingKeys, SamplingRows
+from compute_plane.executor.state_rows import NO_ROWS, state_rows
 from compute_plane.executor.step_headers import PieceArrays, StepHeaders
 from compute_plane.executor.token_layout import PoolShape
 from kernels.cpu.attention_items import attention_items, share_long_contexts
@@ -53,6 +54,7 @@ class _Run:
         self.out_tokens = every[: len(batch.query_lens)]
         self.all_are_sampled = bool(np.array_equal(batch.sampled_rows, self.out_tokens))
         self.items = attention_items(batch.query_lens, group)
+        self.states = batch.states
         self._plain: Samples | None = None
         self._are_plain = _are_plain(keys)
 
@@ -72,6 +74,7 @@ class _Run:
         """Whether a batch has what all steps of the run share."""
         return (
             batch.query_lens is self.query_lens
+            and batch.states is self.states
             and batch.sampled_rows is self.sampled_rows
             and keys is self.keys
             and not (self.query_lens.flags.writeable or self.sampled_rows.flags.writeable)
@@ -131,6 +134,8 @@ class DecodeSteps:
         kv_places = self._checks.kv_slots(batch)
         if kv_places is None or not batch.block_tables.flags.c_contiguous:
             return None
+        if self._shape.num_states and not _go_on(batch, self._shape.num_states):
+            return None
         if self._tells_prompts_apart and (batch.positions < batch.prompt_lens).any():
             return None
         run = self._run
@@ -174,8 +179,27 @@ class DecodeSteps:
             batch.block_tables,
             items,
             merges,
+            self._state_rows(batch, num_rows),
         )
         self._headers.describe_tokens(TOKENS_HEADER, 0, self._described, self._num_kv_heads)
+
+    def _state_rows(self, batch: ExecutionBatch, num_rows: int) -> Int32Array:
+        """Return which states the rows go on from, in models with states."""
+        if not self._shape.num_states:
+            return NO_ROWS
+        return state_rows(self._every[:num_rows].astype(np.int32), batch.positions, batch.states)
+
+
+def _go_on(batch: ExecutionBatch, num_states: int) -> bool:
+    """Whether every row goes on from a state of its own, and none is to be copied."""
+    states = batch.states
+    return (
+        not batch.state_copies
+        and len(states) == len(batch.query_lens)
+        and not (batch.positions == 0).any()
+        and int(states.view(np.uint32).max()) < num_states
+        and len(set(states.tolist())) == len(states)
+    )
 
 
 def _asks_for_more(batch: ExecutionBatch) -> bool:

@@ -3,9 +3,11 @@
     before   rope angles · embedding                                            once a piece
     layer    write:  norm → QKV → biases, norms of heads, rotate, write K and V
              read:   attention → O, added to hidden → norm → gate, up, SiLU · up → down, added
+                     (of Qwen3.5 what attention gives is multiplied by the sigmoid of a product)
                      (or a mixture of experts: `expert_records`; of Gemma what is added is
                      normalised before, and the gate is GELU; of EXAONE 4, too, which in turn
                      has no norms before QKV and gate, up)
+         or  read:   norm → Q, K, V, Z, B, A → Gated DeltaNet → O, added to hidden → …
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
     embed    norm of the rows whose hidden states are wanted                    once 64 rows
 
@@ -14,6 +16,7 @@ the embedding would have written, are given.
 
 A step of more tokens than fit the buffers is cut into pieces. In every layer all pieces go through
 `write` before any goes through `read`, so a row may attend to what a row of a later piece writes.
+States are read and written in `read`, piece after piece.
 """
 
 from __future__ import annotations
@@ -23,44 +26,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from compute_plane.executor.attention_records import AttentionRecords
+from compute_plane.executor.delta_net_records import DeltaNetRecords
 from compute_plane.executor.expert_records import ExpertBuffers, TokenRecords, token_records
 from compute_plane.executor.interface import Float32Array
-from compute_plane.executor.packed_layers import PackedMlp
+from compute_plane.executor.packed_layers import PackedAttention, PackedDeltaNet, PackedMlp
 from compute_plane.executor.product_records import HiddenRows, ProductRecords
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
 from compute_plane.memory.huge_pages import HugePageArena
-from compute_plane.model.rope import (
-    attention_factors,
-    inverse_frequencies,
-    local_rope,
-    query_growth,
-    score_factor,
-)
-from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
-from kernels.cpu.attention_sizes import (
-    attention_partial_floats,
-    attention_scratch_bytes,
-    rope_scratch_bytes,
-)
-from kernels.cpu.catalogue import (
-    ATTENTION,
-    EMBEDDINGS,
-    ROPE_WRITE,
-    merge_attention,
-    normed_rows,
-    plain_rows,
-    rope_angles,
-    sampled_rows,
-)
-from kernels.cpu.operands import (
-    Attention,
-    EmbeddingRecord,
-    RopeAngles,
-    RopeWrite,
-    RowFormat,
-    RowInput,
-)
+from kernels.cpu.catalogue import EMBEDDINGS, normed_rows, plain_rows, sampled_rows
+from kernels.cpu.operands import EmbeddingRecord, RowFormat, RowInput
 from kernels.cpu.operation import StepWord
 
 if TYPE_CHECKING:
@@ -68,6 +44,7 @@ if TYPE_CHECKING:
 
     from compute_plane.executor.packed_layers import PackedLayer, PackedMatrix, PackedWeights
     from compute_plane.memory.kv_pool import KvPool
+    from compute_plane.memory.state_pool import StatePool
     from compute_plane.model.spec import ModelSpec
     from kernels.cpu.operation import Operation
 
@@ -93,7 +70,7 @@ class LlamaTable:
     `prompt_layers`: the layers for pieces of prompt tokens, the same ones unless
     `tells_prompts_apart`. `hidden`: float32 [max_tokens, hidden], of all tokens of a step.
     `embed`: address of the record that normalises those that leave the plane, into `embedded`:
-    float32 [LOGITS_ROWS, hidden].
+    float32 [LOGITS_ROWS, hidden]. `states`: of models with such layers.
     `logits`: float32 [LOGITS_ROWS, vocabulary]. `scratch_bytes`: what a worker needs. Weights and
     pool, of the same layers, must outlive it.
     """
@@ -105,41 +82,49 @@ class LlamaTable:
         kv_pool: KvPool,
         *,
         max_tokens: int,
+        states: StatePool | None = None,
     ) -> None:
         self.table = StepTable()
         self._arena = HugePageArena("activations")
         self.table.keep(self._arena)
         self._spec = spec
-        self._pool = kv_pool
-        heads = spec.num_heads + 2 * spec.num_kv_heads
-        half = spec.head_dim // 2
+        self._heads_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        delta_net = spec.delta_net
+        rows_width = 0 if delta_net is None else delta_net.channels + delta_net.value_size
+        value_size = 0 if delta_net is None else delta_net.value_size
         # Buffers of all tokens of a step come lazily from the system: what is not touched is free.
         self.hidden = self._float_rows(max_tokens, spec.hidden_size)
         self._hidden = self.hidden.ctypes.data
-        self._queries = self._floats(max_tokens * spec.query_size)
-        self._angles = self._floats(max_tokens * half), self._floats(max_tokens * half)
-        self._growth = self._growth_of(spec)
-        self._no_angles = self._angles
-        self._local_angles = self._angles
-        self._first_layer = spec.num_layers - len(weights.layers)
-        if spec.layers_without_rope:
-            cosines, sines = (self._float_rows(max_tokens, half) for _ in range(2))
-            cosines.fill(score_factor(spec))
-            self._no_angles = cosines.ctypes.data, sines.ctypes.data
-        self._qkv = self._floats(PIECE_TOKENS * heads * spec.head_dim)
-        self._attended = self._floats(PIECE_TOKENS * spec.query_size)
-        self._partials = self._floats(
-            MAX_SHARED_ITEMS * attention_partial_floats(spec.num_heads, spec.head_dim)
-        )
+        first_layer = spec.num_layers - len(weights.layers)
+        self._projected = self._floats(PIECE_TOKENS * max(self._heads_width, rows_width))
+        self._attended = self._floats(PIECE_TOKENS * max(spec.query_size, value_size))
         self._gate_up = self._floats(PIECE_TOKENS * 2 * max(spec.common_mlp_sizes, default=0))
         self.logits = self._float_rows(LOGITS_ROWS, spec.vocab_size)
-        widest = max(spec.hidden_size, spec.query_size, *spec.common_mlp_sizes)
+        widest = max(spec.hidden_size, spec.query_size, value_size, *spec.common_mlp_sizes)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
-        group = spec.num_heads // spec.num_kv_heads
-        self.before = [self._rope_angles(spec, self._angles)]
-        if spec.layers_with_local_rope:
-            self._local_angles = self._floats(max_tokens * half), self._floats(max_tokens * half)
-            self.before.append(self._rope_angles(local_rope(spec), self._local_angles))
+        self._attention = AttentionRecords(
+            self.table,
+            self._arena,
+            spec,
+            kv_pool,
+            first_layer=first_layer,
+            max_tokens=max_tokens,
+            qkv=self._projected,
+            attended=self._attended,
+        )
+        self._delta_net = None
+        if delta_net is not None and states is not None:
+            self._delta_net = DeltaNetRecords(
+                self.table,
+                self._arena,
+                delta_net,
+                states,
+                first_layer=first_layer,
+                max_rows=PIECE_TOKENS,
+                rows=self._projected,
+                out=self._attended,
+            )
+        self.before = list(self._attention.before)
         if weights.embedding is not None:
             self.before.append(self._embedding(weights.embedding))
         experts = None
@@ -162,37 +147,13 @@ class LlamaTable:
         self.embedded = self._float_rows(LOGITS_ROWS, spec.hidden_size)
         self.embed = self._embed(weights)
         self.scratch_bytes = max(
-            rope_scratch_bytes(spec.head_dim),
-            attention_scratch_bytes(spec.head_dim, rows_per_item(group)),
+            self._attention.scratch_bytes,
+            0 if self._delta_net is None else self._delta_net.scratch_bytes,
             generated.scratch_bytes,
             prompt.scratch_bytes,
         )
 
     # --- the parts ---
-
-    def _growth_of(self, spec: ModelSpec) -> tuple[int, int]:
-        """Return the address of the factors by which queries grow, and for how many positions."""
-        growth = query_growth(spec)
-        if growth is None:
-            return 0, 0
-        self.table.keep(growth[0])
-        return growth[0].ctypes.data, growth[1]
-
-    def _rope_angles(self, spec: ModelSpec, angles: tuple[int, int]) -> int:
-        frequencies, factors = inverse_frequencies(spec), attention_factors(spec)
-        self.table.keep(frequencies)
-        self.table.keep(factors)
-        return self.table.add(
-            rope_angles,
-            StepWord.TOKEN_CHUNKS,
-            {
-                RopeAngles.FREQUENCIES: frequencies.ctypes.data,
-                RopeAngles.COSINES: angles[0],
-                RopeAngles.SINES: angles[1],
-                RopeAngles.HALF: spec.head_dim // 2,
-                RopeAngles.FACTORS: factors.ctypes.data,
-            },
-        )
 
     def _embedding(self, matrix: PackedMatrix) -> int:
         scale = self._spec.embedding_scale
@@ -213,31 +174,66 @@ class LlamaTable:
         )
 
     def _layer(self, index: int, layer: PackedLayer, records: TokenRecords) -> LayerRecords:
-        spec, products = self._spec, records.products
-        heads_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        rows = products.rows
-        after_attention, after_mlp = (
+        after_mixer, after_mlp = (
             HiddenRows(self._hidden, weight, self._epsilon())
             for weight in layer.output_norms or (None, None)
         )
-        after_attention = replace(after_attention, bias=layer.o_bias)
-        attended: dict[int, int] = {
-            RowInput.SOURCE: self._attended,
-            RowInput.SOURCE_STRIDE: spec.query_size,
-        }
+        after_mixer = replace(after_mixer, bias=layer.mixer.o_bias)
+        if isinstance(layer.mixer, PackedDeltaNet):
+            write, read = self._recurrence(index, layer, layer.mixer, records)
+        else:
+            write, read = self._attention_of(index, layer, layer.mixer, records)
         return LayerRecords(
-            write=(
-                *rows(*self._read(layer.attn_norm, layer.qkv)),
-                *products.beside_each_other(layer.qkv, self._qkv, heads_width),
-                self._rope_write(index, layer),
-            ),
+            write=tuple(write),
             read=(
-                *self._attention(index, layer),
-                *rows(plain_rows, [layer.o], attended),
-                *products.added(layer.o, after_attention),
+                *read,
+                *records.products.added(layer.mixer.o, after_mixer),
                 *self._feedforward(layer, records, after_mlp),
             ),
         )
+
+    def _attention_of(
+        self, index: int, layer: PackedLayer, mixer: PackedAttention, records: TokenRecords
+    ) -> tuple[list[int], list[int]]:
+        """Return what writes keys and values, and what attends, up to the product behind it."""
+        products, attention = records.products, self._attention
+        write = [
+            *products.rows(*self._read(layer.attn_norm, mixer.qkv)),
+            *products.beside_each_other(mixer.qkv, self._projected, self._heads_width),
+            attention.rope_write(index, mixer, self._epsilon()),
+        ]
+        read = attention.attend(index, mixer)
+        if mixer.gate is not None:  # its rows are the piece's, so they are made when it is read
+            width = self._spec.query_size
+            read += [
+                *products.rows(*self._read(layer.attn_norm, [mixer.gate])),
+                *products.product(mixer.gate, self._projected, width),
+                attention.gate(self._projected),
+            ]
+        return write, [*read, *self._attended_rows(mixer.o, self._spec.query_size, products)]
+
+    def _recurrence(
+        self, index: int, layer: PackedLayer, mixer: PackedDeltaNet, records: TokenRecords
+    ) -> tuple[list[int], list[int]]:
+        """Return nothing, for what tokens leave is in their states, and all up to the product."""
+        if self._delta_net is None:
+            raise ValueError("a model with states needs a pool of them")
+        products, delta_net = records.products, self._delta_net
+        read = [
+            *products.rows(*self._read(layer.attn_norm, [*mixer.rows, mixer.gates])),
+            *products.beside_each_other(mixer.rows, self._projected, delta_net.rows_width),
+            *products.product(mixer.gates, delta_net.gates, mixer.gates.n),
+            delta_net.run(index, mixer, self._epsilon()),
+        ]
+        return [], [*read, *self._attended_rows(mixer.o, delta_net.out_width, products)]
+
+    def _attended_rows(self, o: PackedMatrix, width: int, products: ProductRecords) -> list[int]:
+        """Make the rows that a product reads of what a mixer gave."""
+        operands: dict[int, int] = {
+            RowInput.SOURCE: self._attended,
+            RowInput.SOURCE_STRIDE: width,
+        }
+        return products.rows(plain_rows, [o], operands)
 
     def _feedforward(
         self, layer: PackedLayer, records: TokenRecords, hidden: HiddenRows
@@ -282,68 +278,6 @@ class LlamaTable:
             RowInput.OUT: self.embedded.ctypes.data,
         }
         return self.table.add(sampled_rows, StepWord.OUT_CHUNKS, operands)
-
-    # --- attention ---
-
-    def _layer_address(self, index: int) -> int:
-        return self._pool.address + index * self._pool.layout.layer_bytes
-
-    def _angles_of(self, layer: int) -> tuple[int, int]:
-        """Return the addresses of the cosines and sines by which a layer's heads turn."""
-        if layer in self._spec.layers_without_rope:
-            return self._no_angles
-        is_local = layer in self._spec.layers_with_local_rope
-        return self._local_angles if is_local else self._angles
-
-    def _rope_write(self, index: int, layer: PackedLayer) -> int:
-        spec, layout = self._spec, self._pool.layout
-        query_norm, key_norm = layer.head_norms or (0, 0)
-        cosines, sines = self._angles_of(self._first_layer + index)
-        return self.table.add(
-            ROPE_WRITE[layout.dtype],
-            StepWord.TOKEN_CHUNKS,
-            {
-                RopeWrite.QKV: self._qkv,
-                RopeWrite.COSINES: cosines,
-                RopeWrite.SINES: sines,
-                RopeWrite.QUERIES: self._queries,
-                RopeWrite.POOL: self._layer_address(index),
-                RopeWrite.BLOCK_BYTES: layout.block_bytes,
-                RopeWrite.HEAD_BYTES: layout.head_bytes,
-                RopeWrite.BLOCK_SIZE: layout.block_size,
-                RopeWrite.HEAD_DIM: spec.head_dim,
-                RopeWrite.NUM_HEADS: spec.num_heads,
-                RopeWrite.NUM_KV_HEADS: spec.num_kv_heads,
-                RopeWrite.BIAS: layer.qkv_bias or 0,
-                RopeWrite.QUERY_NORM: query_norm,
-                RopeWrite.KEY_NORM: key_norm,
-                RopeWrite.EPSILON: self._epsilon(),
-                RopeWrite.GROWTH: self._growth[0],
-                RopeWrite.GROWTH_LENGTH: self._growth[1],
-            },
-        )
-
-    def _attention(self, index: int, layer: PackedLayer) -> list[int]:
-        """Attend; then merge what threads found in parts of one context, if they shared any."""
-        spec, layout = self._spec, self._pool.layout
-        operands: dict[int, int] = {
-            Attention.QUERIES: self._queries,
-            Attention.OUT: self._attended,
-            Attention.POOL: self._layer_address(index),
-            Attention.BLOCK_BYTES: layout.block_bytes,
-            Attention.HEAD_BYTES: layout.head_bytes,
-            Attention.BLOCK_SIZE: layout.block_size,
-            Attention.HEAD_DIM: spec.head_dim,
-            Attention.NUM_HEADS: spec.num_heads,
-            Attention.NUM_KV_HEADS: spec.num_kv_heads,
-            Attention.PARTIALS: self._partials,
-            Attention.WINDOW: spec.window_of(self._first_layer + index) or 0,
-            Attention.SINKS: layer.sinks or 0,
-        }
-        return [
-            self.table.add(ATTENTION[layout.dtype], StepWord.ATTENTION_CHUNKS, operands),
-            self.table.add(merge_attention, StepWord.MERGE_CHUNKS, operands),
-        ]
 
     def _read(
         self, norm: int | None, matrices: Sequence[PackedMatrix]

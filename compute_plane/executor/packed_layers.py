@@ -132,52 +132,122 @@ Feedforward: TypeAlias = PackedMlp | PackedExperts
 
 
 @dataclass(frozen=True, slots=True)
+class PackedAttention:
+    """Attention of a layer. `o`: of what it gives.
+
+    `qkv`: columns q, k, v, in one matrix or several, as in `PackedMlp`. `qkv_bias`: address of
+    float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and for key heads. `o_bias`:
+    of float32 [hidden]; `sinks`: of float32 [H], in powers of 2. `gate`: [H·D, hidden], whose
+    sigmoid multiplies what attention gives. None where the architecture has none.
+    """
+
+    qkv: tuple[PackedMatrix, ...]
+    o: PackedMatrix
+    qkv_bias: int | None = None
+    head_norms: tuple[int, int] | None = None
+    o_bias: int | None = None
+    sinks: int | None = None
+    gate: PackedMatrix | None = None
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """All matrices."""
+        gates = () if self.gate is None else (self.gate,)
+        return (*self.qkv, *gates, self.o)
+
+    def moved(self, by: int) -> PackedAttention:
+        """Return it so many bytes further on."""
+        return PackedAttention(
+            qkv=tuple(part.moved(by) for part in self.qkv),
+            o=self.o.moved(by),
+            qkv_bias=_moved(self.qkv_bias, by),
+            head_norms=_both_moved(self.head_norms, by),
+            o_bias=_moved(self.o_bias, by),
+            sinks=_moved(self.sinks, by),
+            gate=None if self.gate is None else self.gate.moved(by),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDeltaNet:
+    """What a layer has in place of attention: `kernels.reference.delta_net`.
+
+    `o`: of what it gives. `rows`: columns q, k, v, z, in one matrix or several. `gates`: columns
+    b, a. `convolution`: address of float32 [K, C]; `rates`, `time_bias`: of float32 [Hv]; `norm`:
+    of float32 [Dv].
+    """
+
+    rows: tuple[PackedMatrix, ...]
+    gates: PackedMatrix
+    convolution: int
+    rates: int
+    time_bias: int
+    norm: int
+    o: PackedMatrix
+
+    @property
+    def o_bias(self) -> None:
+        """There is none."""
+        return None
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """All matrices."""
+        return (*self.rows, self.gates, self.o)
+
+    def moved(self, by: int) -> PackedDeltaNet:
+        """Return it so many bytes further on."""
+        return PackedDeltaNet(
+            rows=tuple(part.moved(by) for part in self.rows),
+            gates=self.gates.moved(by),
+            convolution=self.convolution + by,
+            rates=self.rates + by,
+            time_bias=self.time_bias + by,
+            norm=self.norm + by,
+            o=self.o.moved(by),
+        )
+
+
+Mixer: TypeAlias = PackedAttention | PackedDeltaNet
+"""What lets a token see those before it."""
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayer:
     """One decoder layer; `attn_norm`, `mlp_norm`: addresses of float32 [hidden].
 
-    `qkv`: columns q, k, v, in one matrix or several, as in `PackedMlp`. `qkv_bias`: address of
-    float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and for key heads;
-    `output_norms`: of two float32 [hidden], for what attention and MLP give. `o_bias`: of
-    float32 [hidden]; `sinks`: of float32 [H], in powers of 2. None where the architecture has none.
+    `output_norms`: of two float32 [hidden], for what mixer and MLP give. None where the
+    architecture has none.
     """
 
     attn_norm: int | None
-    qkv: tuple[PackedMatrix, ...]
-    o: PackedMatrix
+    mixer: Mixer
     mlp_norm: int | None
     feedforward: Feedforward
-    qkv_bias: int | None = None
-    head_norms: tuple[int, int] | None = None
     output_norms: tuple[int, int] | None = None
-    o_bias: int | None = None
-    sinks: int | None = None
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
         """All matrices of the layer; of experts those of the first."""
-        return (*self.qkv, self.o, *self.feedforward.matrices)
+        return (*self.mixer.matrices, *self.feedforward.matrices)
 
     def moved(self, by: int) -> PackedLayer:
         """Return it so many bytes further on."""
-
-        def both(norms: tuple[int, int] | None) -> tuple[int, int] | None:
-            return None if norms is None else (norms[0] + by, norms[1] + by)
-
-        def one(vector: int | None) -> int | None:
-            return None if vector is None else vector + by
-
         return PackedLayer(
-            attn_norm=one(self.attn_norm),
-            qkv=tuple(part.moved(by) for part in self.qkv),
-            o=self.o.moved(by),
-            mlp_norm=one(self.mlp_norm),
+            attn_norm=_moved(self.attn_norm, by),
+            mixer=self.mixer.moved(by),
+            mlp_norm=_moved(self.mlp_norm, by),
             feedforward=self.feedforward.moved(by),
-            qkv_bias=one(self.qkv_bias),
-            head_norms=both(self.head_norms),
-            output_norms=both(self.output_norms),
-            o_bias=one(self.o_bias),
-            sinks=one(self.sinks),
+            output_norms=_both_moved(self.output_norms, by),
         )
+
+
+def _moved(vector: int | None, by: int) -> int | None:
+    return None if vector is None else vector + by
+
+
+def _both_moved(vectors: tuple[int, int] | None, by: int) -> tuple[int, int] | None:
+    return None if vectors is None else (vectors[0] + by, vectors[1] + by)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,6 +27,7 @@ class PackingJob:
 
     `which`: the rows of each, in the order in which they are packed. `vector_factor`: of vectors of
     float32, which are not packed, what they are multiplied by; None: it is a matrix.
+    `is_turned`: of vectors that are matrices, columns follow each other, not rows.
     """
 
     tensors: Sequence[RawTensor]
@@ -34,6 +35,7 @@ class PackingJob:
     out: UInt8Array
     which: Rows
     vector_factor: float | None = None
+    is_turned: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -43,7 +45,8 @@ class PackingJob:
     def run(self) -> None:
         """Do it. Raises ModelFileError if a weight is not finite or does not fit."""
         if self.vector_factor is not None:
-            vectors = [tensor.to_float32().reshape(-1) for tensor in self.tensors]
+            decoded = [tensor.to_float32() for tensor in self.tensors]
+            vectors = [(each.T if self.is_turned else each).reshape(-1) for each in decoded]
             values = np.concatenate(vectors) * np.float32(self.vector_factor)
             self.out[:] = values.view(np.uint8)
             return

@@ -15,6 +15,9 @@ import numpy.typing as npt
 from compute_plane.executor.packed_layers import (
     ExpertBiases,
     Feedforward,
+    Mixer,
+    PackedAttention,
+    PackedDeltaNet,
     PackedExperts,
     PackedLayer,
     PackedMatrix,
@@ -23,7 +26,7 @@ from compute_plane.executor.packed_layers import (
 )
 from compute_plane.executor.packing_jobs import PackingJob, PlannedMatrix, packed_bytes
 from compute_plane.executor.weight_formats import format_to_run, input_order_of
-from compute_plane.model import expert_layout, layout
+from compute_plane.model import delta_net_layout, expert_layout, layout
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import (
@@ -42,18 +45,16 @@ ALIGNMENT: Final = 64
 def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: int) -> PackedLayer:
     """Plan one layer; addresses are offsets yet. Raises UnsupportedModelError."""
 
-    def tensor(role: str) -> RawTensor:
-        return source.tensor(layout.layer_tensor(layer, role))
+    def tensor(role: str, part: str = layout.WEIGHT) -> RawTensor:
+        return source.tensor(layout.layer_tensor(layer, role, part))
 
-    biases = layout.qkv_biases(spec, layer)
-    norms = [source.tensor(name) for name in layout.head_norms(spec, layer)]
     outputs = [source.tensor(name) for name in layout.output_norms(spec, layer)]
-    o_bias = [source.tensor(name) for name in layout.output_bias(spec, layer)]
-    sinks = [source.tensor(name) for name in layout.sinks(spec, layer)]
     input_norms = [source.tensor(name) for name in layout.input_norms(spec, layer)]
     attn_norm = plan.vector(input_norms[0]) if input_norms else None
-    qkv = plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)])
-    o = plan.matrix([tensor(layout.OUTPUT)])
+    if spec.delta_net_of(layer) is None:
+        mixer: Mixer = _plan_attention(plan, spec, source, layer)
+    else:
+        mixer = _plan_delta_net(plan, tensor)
     mlp_norm = plan.vector(input_norms[1]) if input_norms else None
     feedforward: Feedforward
     mixture = spec.mixture_of(layer)
@@ -63,15 +64,50 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
         feedforward = _plan_experts(plan, spec, mixture, source, layer)
     return PackedLayer(
         attn_norm=attn_norm,
-        qkv=qkv,
-        o=o,
+        mixer=mixer,
         mlp_norm=mlp_norm,
         feedforward=feedforward,
+        output_norms=(plan.vector(outputs[0]), plan.vector(outputs[1])) if outputs else None,
+    )
+
+
+def _plan_attention(
+    plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: int
+) -> PackedAttention:
+    """Plan a layer's attention."""
+
+    def tensor(role: str) -> RawTensor:
+        return source.tensor(layout.layer_tensor(layer, role))
+
+    biases = layout.qkv_biases(spec, layer)
+    norms = [source.tensor(name) for name in layout.head_norms(spec, layer)]
+    o_bias = [source.tensor(name) for name in layout.output_bias(spec, layer)]
+    sinks = [source.tensor(name) for name in layout.sinks(spec, layer)]
+    return PackedAttention(
+        qkv=plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)]),
+        o=plan.matrix([tensor(layout.OUTPUT)]),
         qkv_bias=plan.vector(*map(source.tensor, biases)) if biases else None,
         head_norms=(plan.vector(norms[0]), plan.vector(norms[1])) if norms else None,
-        output_norms=(plan.vector(outputs[0]), plan.vector(outputs[1])) if outputs else None,
         o_bias=plan.vector(*o_bias) if o_bias else None,
         sinks=plan.vector(*sinks, factor=math.log2(math.e)) if sinks else None,
+        gate=plan.matrix([tensor(delta_net_layout.QUERY_GATE)]) if spec.gates_attention else None,
+    )
+
+
+def _plan_delta_net(plan: PackingPlan, tensor: Callable[..., RawTensor]) -> PackedDeltaNet:
+    """Plan what a layer has in place of attention. `tensor`: by its role and part."""
+    return PackedDeltaNet(
+        rows=plan.fused([tensor(delta_net_layout.IN_QKV), tensor(delta_net_layout.IN_Z)]),
+        # How much of a state stays is kept as exact as the file has it.
+        gates=plan.matrix(
+            [tensor(delta_net_layout.IN_B), tensor(delta_net_layout.IN_A)],
+            target=TensorFormat.F32,
+        ),
+        convolution=plan.vector(tensor(delta_net_layout.CONVOLUTION), is_turned=True),
+        rates=plan.vector(tensor(delta_net_layout.MIXER, delta_net_layout.RATES)),
+        time_bias=plan.vector(tensor(delta_net_layout.MIXER, delta_net_layout.TIME_BIAS)),
+        norm=plan.vector(tensor(delta_net_layout.NORM)),
+        o=plan.matrix([tensor(delta_net_layout.OUT)]),
     )
 
 
@@ -149,19 +185,20 @@ class PackingPlan:
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
-        self._vectors: list[tuple[RawTensor, int, float]] = []
+        self._vectors: list[tuple[RawTensor, int, float, bool]] = []
         self._matrices: list[tuple[PlannedMatrix, PackedMatrix]] = []
         self.elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
         self.num_bytes = 0
 
-    def vector(self, *tensors: RawTensor, factor: float = 1.0) -> int:
+    def vector(self, *tensors: RawTensor, factor: float = 1.0, is_turned: bool = False) -> int:
         """Take a place for a vector of float32, of all `tensors`, and return its offset.
 
-        `factor`: what its elements are multiplied by.
+        `factor`: what its elements are multiplied by. `is_turned`: of a matrix that is stored as
+        one, columns follow each other.
         """
         start = at = self._take(4 * sum(tensor.num_elements for tensor in tensors))
         for tensor in tensors:
-            self._vectors.append((tensor, at, factor))
+            self._vectors.append((tensor, at, factor, is_turned))
             at += 4 * tensor.num_elements
         return start
 
@@ -221,9 +258,9 @@ class PackingPlan:
     def jobs(self, memory: UInt8Array) -> list[PackingJob]:
         """Return what is to be done, in pieces that threads can share."""
         jobs = []
-        for tensor, start, factor in self._vectors:
+        for tensor, start, factor, is_turned in self._vectors:
             out = memory[start : start + 4 * tensor.num_elements]
-            jobs.append(PackingJob([tensor], TensorFormat.F32, out, ALL_ROWS, factor))
+            jobs.append(PackingJob([tensor], TensorFormat.F32, out, ALL_ROWS, factor, is_turned))
         for planned, matrix in self._matrices:
             jobs += planned.jobs(memory[matrix.address : matrix.address + matrix.num_bytes])
         return jobs

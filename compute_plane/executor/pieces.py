@@ -4,7 +4,9 @@
     pieces    │ g  g g │ p p p  p p │                             generated tokens first
 
 Where both kinds are computed alike there is one kind. A row may lie in several pieces: its tokens
-keep their order, and all keys and values of a layer are written before any piece reads them.
+keep their order, and all keys and values of a layer are written before any piece reads them. Where
+tokens leave a state to those behind them, pieces of prompts go first: a row's prompt comes before
+what was generated.
 """
 
 from __future__ import annotations
@@ -48,11 +50,14 @@ class SortedTokens:
         places[self.order] = np.arange(len(places))
         return places[tokens]
 
-    def pieces(self, max_tokens: int) -> Iterator[Piece]:
-        """Yield pieces of at most `max_tokens` tokens of one kind."""
+    def pieces(self, max_tokens: int, *, prompts_first: bool = False) -> Iterator[Piece]:
+        """Yield pieces of at most `max_tokens` tokens of one kind.
+
+        `prompts_first`: then a row's tokens go by in the order of their positions.
+        """
         num_tokens = len(self.layout.token_ids)
         kinds = ((0, self.num_generated, False), (self.num_generated, num_tokens, True))
-        for start, stop, is_prompt in kinds:
+        for start, stop, is_prompt in reversed(kinds) if prompts_first else kinds:
             for first in range(start, stop, max_tokens):
                 yield Piece(first, min(first + max_tokens, stop), is_prompt)
 

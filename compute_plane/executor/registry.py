@@ -33,6 +33,9 @@ MAX_POOL_BYTES_PER_TOKEN: Final = 4
 COMPUTES_WINDOWS: Final = frozenset({"cpu", "cuda"})
 """Executors in which a layer may have a window; with others contexts end where one would."""
 
+KEEPS_STATES: Final = frozenset({"cpu", "cuda"})
+"""Executors in which a layer may have a state in place of keys and values."""
+
 log = structlog.get_logger()
 
 
@@ -115,6 +118,12 @@ class BuiltExecutor:
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
     """Build the executor called `name`. Raises ConfigError families, ExecutorLoadError."""
     context_length = context.spec.context_length
+    if context.spec.delta_net is not None and name not in KEEPS_STATES:
+        raise ConfigError(
+            f"executor: {name} does not run {context.spec.architecture} models, whose layers keep "
+            f"states of sequences; {', '.join(sorted(KEEPS_STATES))} does",
+            field="executor",
+        )
     if name not in COMPUTES_WINDOWS:
         context = _without_windows(context)
     built = BUILT_IN[name](context) if name in BUILT_IN else _build_custom(name, context)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.state_rows import NO_ROWS
 from compute_plane.memory.huge_pages import huge_page_array
 from kernels.cpu.board import MAX_CHUNKS
 from kernels.cpu.operation import HEADER_WORDS, StepWord
@@ -25,7 +26,8 @@ class PieceArrays(NamedTuple):
     """A piece of a step's tokens: T tokens of S rows, C-contiguous.
 
     `token_ids`, `positions`: [T]. `kv_places`: [T], block · block_size + offset. `block_tables`:
-    [S, M], all rows of the step. `items`, `merges`: `kernels.cpu.attention_items`.
+    [S, M], all rows of the step. `items`, `merges`: `kernels.cpu.attention_items`. `state_rows`:
+    `compute_plane.executor.state_rows`, of models with states.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -34,19 +36,28 @@ class PieceArrays(NamedTuple):
     block_tables: npt.NDArray[np.int32]
     items: npt.NDArray[np.int32]
     merges: npt.NDArray[np.int32]
+    state_rows: npt.NDArray[np.int32] = NO_ROWS
 
 
 class StepHeaders:
     """Headers at addresses that stay (late workers may still read them), made as they are needed.
 
     `scratch_bytes`: what each of `num_threads` workers needs. `experts_per_token`: of a mixture.
+    `key_heads`: of layers with states.
     """
 
-    def __init__(self, num_threads: int, scratch_bytes: int, experts_per_token: int = 0) -> None:
+    def __init__(
+        self,
+        num_threads: int,
+        scratch_bytes: int,
+        experts_per_token: int = 0,
+        key_heads: int = 0,
+    ) -> None:
         size = -(-scratch_bytes // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
         self._scratch = huge_page_array(num_threads * size, purpose="scratch memory")
         self._scratch_bytes = size
         self._experts_per_token = experts_per_token
+        self._key_heads = key_heads
         self._headers: list[Words] = []
 
     def others(self) -> StepHeaders:
@@ -64,7 +75,7 @@ class StepHeaders:
     ) -> None:
         """Describe a piece of the step's tokens in header `index`; the arrays must stay alive."""
         header = self._at(index)
-        token_ids, positions, kv_places, block_tables, items, merges = piece
+        token_ids, positions, kv_places, block_tables, items, merges, state_rows = piece
         num_tokens = len(token_ids)
         header[StepWord.NUM_TOKENS] = num_tokens
         header[StepWord.FIRST_TOKEN] = first_token
@@ -80,6 +91,9 @@ class StepHeaders:
         header[StepWord.ATTENTION_MERGES] = merges.ctypes.data
         header[StepWord.NUM_ATTENTION_MERGES] = len(merges)
         header[StepWord.MERGE_CHUNKS] = min(len(merges), MAX_CHUNKS)
+        header[StepWord.STATE_ROWS] = state_rows.ctypes.data
+        header[StepWord.NUM_STATE_ROWS] = len(state_rows)
+        header[StepWord.STATE_CHUNKS] = min(len(state_rows) * self._key_heads, MAX_CHUNKS)
         expert_rows = num_tokens * self._experts_per_token
         header[StepWord.NUM_EXPERT_ROWS] = expert_rows
         header[StepWord.EXPERT_ROW_CHUNKS] = _row_chunks(expert_rows)

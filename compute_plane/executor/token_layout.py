@@ -30,12 +30,16 @@ FEW_TOKENS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """The limits a batch must keep: blocks of the pools, tokens of a block, width of the logits."""
+    """The limits a batch must keep: blocks of the pools, tokens of a block, width of the logits.
+
+    `num_states`: 0 in models without states.
+    """
 
     num_blocks: int
     block_size: int
     vocab_size: int
     num_host_blocks: int = 0
+    num_states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ def _check_tables(seq_lens: Int32Array, block_tables: Int32Array, shape: PoolSha
         _check_range("block_tables", block_tables[is_used], shape.num_blocks)
 
 
-def _num_different(values: Int64Array) -> int:
+def _num_different(values: Int64Array | Int32Array) -> int:
     """Return how many different values there are."""
     return len(set(values.tolist())) if len(values) <= FEW_TOKENS else len(np.unique(values))
 
@@ -147,6 +151,21 @@ def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
     if batch.embeddings:
         _check_range("embeddings", np.array([want.row for want in batch.embeddings]), num_rows)
     check_copies(batch.copies, shape)
+    _check_states(batch, shape)
+
+
+def _check_states(batch: ExecutionBatch, shape: PoolShape) -> None:
+    """Check that every row has a state of its own, in models with states."""
+    if not shape.num_states:
+        return
+    num_rows = len(batch.query_lens)
+    if len(batch.states) != num_rows:
+        raise ValidationError(f"needs {num_rows} entries, got {len(batch.states)}", field="states")
+    _check_range("states", batch.states, shape.num_states)
+    if _num_different(batch.states) != num_rows:
+        raise ValidationError("two rows would go on from one state", field="states")
+    if batch.state_copies:
+        _check_range("state_copies", np.array(batch.state_copies), shape.num_states)
 
 
 def check_copies(copies: Sequence[BlockCopy], shape: PoolShape) -> None:

@@ -7,10 +7,10 @@ import numpy as np
 from compute_plane.executor.interface import ExecutionBatch, GPUExecutor, SamplingRow
 
 
-def warm_up(executor: GPUExecutor, block_size: int) -> None:
+def warm_up(executor: GPUExecutor, block_size: int, *, has_states: bool = False) -> None:
     """Run a tiny step, so that every page a step touches is there before the first batch.
 
-    It writes the first block, which nobody holds yet.
+    It writes the first block and, of models with states, the first one, which nobody holds yet.
     """
     num_tokens = min(2, block_size)
     executor.execute(
@@ -26,5 +26,6 @@ def warm_up(executor: GPUExecutor, block_size: int) -> None:
             sampling=[SamplingRow(1.0, 0.9, 0, 0, num_tokens)],
             prompt_logprob_rows=[0],
             prompt_logprob_targets=[np.zeros(num_tokens - 1, dtype=np.int32)],
+            states=np.zeros(int(has_states), dtype=np.int32),
         )
     )

@@ -28,7 +28,9 @@ class Architecture:
     weights of norms as what they are more than 1. `exceeds_float16`: hidden states are larger than
     a float16 can be. `says_scaled_length`: files say how many positions there are after RoPE
     scaling. `predicts_ahead`: files may have layers behind the last one that predict tokens further
-    on, which are left out. `is_in_gguf`: whether GGUF files know the name.
+    on, which are left out. `gates_attention`: what attention gives is multiplied by the sigmoid of
+    a product of its own (in files its rows are behind each query head's). `is_in_gguf`: whether
+    GGUF files know the name.
     """
 
     title: str
@@ -49,6 +51,7 @@ class Architecture:
     exceeds_float16: bool = False
     says_scaled_length: bool = False
     predicts_ahead: bool = False
+    gates_attention: bool = False
     is_in_gguf: bool = True
 
 
@@ -113,6 +116,29 @@ ARCHITECTURES: Final = {
         activation="clamped",
         experts="always",
         exceeds_float16=True,
+    ),
+    "qwen3next": Architecture(
+        "Qwen3-Next",
+        has_head_norms=True,
+        norms_begin_at_one=True,
+        gates_attention=True,
+        predicts_ahead=True,
+        experts="always",
+    ),
+    "qwen35": Architecture(
+        "Qwen3.5",
+        has_head_norms=True,
+        norms_begin_at_one=True,
+        gates_attention=True,
+        predicts_ahead=True,
+    ),
+    "qwen35moe": Architecture(
+        "Qwen3.5 MoE",
+        has_head_norms=True,
+        norms_begin_at_one=True,
+        gates_attention=True,
+        predicts_ahead=True,
+        experts="always",
     ),
     "granitemoe": Architecture(
         "Granite MoE", turns_neighbours="in GGUF", has_multipliers=True, experts="always"

@@ -32,7 +32,7 @@ their own: E experts, M of them; I: `ModelSpec.intermediate_size`.
     GraniteMoE block_sparse_moe.router.layer.weight   [E, hidden]
                block_sparse_moe.input_linear.weight   [E, 2·I, hidden]  gate_proj, then up_proj
                block_sparse_moe.output_linear.weight  [E, hidden, I]    down_proj
-    Qwen2-MoE  mlp.shared_expert.gate_proj.weight     [S, hidden]       likewise up_proj, down_proj
+    Qwen2-MoE  mlp.shared_expert.gate_proj.weight     [S, hidden]       likewise up_proj, down_proj; Qwen3-Next, Qwen3.5 too
     GLM-4.5    mlp.gate.e_score_correction_bias       [E]               dots.llm1 as well
     ERNIE 4.5  mlp.moe_statics.e_score_correction_bias [1, E]
 """  # noqa: E501 - a table
@@ -72,6 +72,7 @@ _MIXTRAL: Final = {GATE: "w1", UP: "w3", DOWN: "w2"}
 _BLOCK: Final = "block_sparse_moe"
 _CORRECTION: Final = "e_score_correction_bias"
 _SHARED_OF_QWEN2: Final = "mlp.shared_expert"
+_SHARE_ONE: Final = ("qwen2moe", "qwen3next", "qwen35moe")
 _STATICS_OF_ERNIE: Final = "mlp.moe_statics"
 
 
@@ -137,7 +138,7 @@ def stored_mixture(
         if mixture.gates_shared:
             gate = f"{SHARED_GATE}.weight"
             yield gate, RowsOfRole(gate, 0, 1, (spec.hidden_size,))
-    elif spec.architecture == "qwen2moe":
+    elif spec.architecture in _SHARE_ONE:
         for role, shape in shared_shapes(spec, mixture).items():
             yield f"{role}.weight", _whole(role.replace(SHARED, _SHARED_OF_QWEN2), shape)
     elif mixture.corrects_choice:

@@ -12,6 +12,7 @@ from compute_plane.model import layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
+from compute_plane.model.gguf_delta_net import gguf_delta_net
 from compute_plane.model.gguf_gemma import with_gemma
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
@@ -27,11 +28,13 @@ from compute_plane.model.spec import (
     ModelSpec,
 )
 from compute_plane.model.tensor import RawTensor
+from compute_plane.model.tensor_parts import part_of
 from compute_plane.model.windows import turning_in_windows, with_windows
 
 PHI3 = "phi3"
 GLM4 = "glm4"
 GLM4_MOE = "glm4moe"
+TURN_IN_PART = (PHI3, GLM4, GLM4_MOE, "qwen3next", "qwen35", "qwen35moe")
 SECTIONS = "rope.dimension_sections"
 SMOLLM3 = "smollm3"
 SMOLLM3_INTERVAL = 4
@@ -76,8 +79,8 @@ def read_gguf_spec(
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
-            "Qwen3, Qwen3-VL, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, Seed-OSS, EXAONE 4, "
-            "SmolLM3, Granite, Gemma 3, gpt-oss)",
+            "Qwen3, Qwen3-VL, Qwen3-Next, Qwen3.5, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, "
+            "Seed-OSS, EXAONE 4, SmolLM3, Granite, Gemma 3, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -117,6 +120,7 @@ def read_gguf_spec(
         lacks_head_norms=ARCHITECTURES[architecture].may_lack_head_norms
         and layout.gguf_name(FIRST_HEAD_NORM) not in file.tensors,
         layers_ahead=layers_ahead,
+        delta_net=gguf_delta_net(file.path, keys, prefix, num_layers, layers_ahead),
     )
     spec = with_long_contexts(spec, file.path, are_wanted=long_context)
     window, layers = read_windows(
@@ -178,7 +182,7 @@ class GgufSource:
             stored=_rows(entry),
             head_order=self._head_orders.get(name),
         )
-        return tensor if part is None else layout.part_of(tensor, name, part)
+        return tensor if part is None else part_of(tensor, name, part)
 
     def forget_pages(self) -> None:
         """Give back the memory that what was read of the file takes."""
@@ -241,7 +245,7 @@ def _num_layers_ahead(keys: GgufMetadata, prefix: str) -> int:
 def _rotary_dim(file: GgufFile, keys: GgufMetadata, prefix: str, head_dim: int) -> int | None:
     """Return how many elements of a head turn; None: all."""
     key = prefix + "rope.dimension_count"
-    if prefix in (f"{PHI3}.", f"{GLM4}.", f"{GLM4_MOE}."):
+    if prefix.removesuffix(".") in TURN_IN_PART:
         size = keys.integer(key)
         return None if size == head_dim else size
     _check_head_size(file, keys, key, head_dim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
+from compute_plane.model.hf_delta_net import config_delta_net
 from compute_plane.model.hf_gemma import with_gemma
 from compute_plane.model.hf_model_types import (
     GEMMA3,
@@ -110,6 +111,7 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         lacks_head_norms=ARCHITECTURES[kind.architecture].may_lack_head_norms
         and not config.boolean("use_qk_norm"),
         layers_ahead=_layers_ahead(config, model_type),
+        delta_net=config_delta_net(config, model_type),
     )
     _refuse_variants(config, model_type)
     spec = with_long_contexts(spec, config.path, are_wanted=long_context)

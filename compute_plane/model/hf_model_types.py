@@ -13,6 +13,9 @@ QWEN2 = "qwen2"
 QWEN2_MOE = "qwen2_moe"
 QWEN3 = "qwen3"
 QWEN3_MOE = "qwen3_moe"
+QWEN3_NEXT = "qwen3_next"
+QWEN3_5 = "qwen3_5_text"
+QWEN3_5_MOE = "qwen3_5_moe_text"
 PHI3 = "phi3"
 GLM4 = "glm4"
 GLM4_MOE = "glm4_moe"
@@ -106,6 +109,30 @@ MODEL_TYPES: Final = {
     ),
     QWEN2_MOE: ModelType("qwen2moe", "Qwen2MoeForCausalLM", num_kv_heads=16),
     QWEN3_MOE: ModelType("qwen3moe", "Qwen3MoeForCausalLM", num_kv_heads=4),
+    QWEN3_NEXT: ModelType(
+        "qwen3next",
+        "Qwen3NextForCausalLM",
+        num_kv_heads=2,
+        head_dim=256,
+        turns_in_part=True,
+        rotary_share=0.25,
+    ),
+    QWEN3_5: ModelType(
+        "qwen35",
+        "Qwen3_5ForCausalLM",
+        num_kv_heads=4,
+        head_dim=256,
+        turns_in_part=True,
+        rotary_share=0.25,
+    ),
+    QWEN3_5_MOE: ModelType(
+        "qwen35moe",
+        "Qwen3_5MoeForCausalLM",
+        num_kv_heads=2,
+        head_dim=256,
+        turns_in_part=True,
+        rotary_share=0.25,
+    ),
     GLM4_MOE: ModelType(
         "glm4moe",
         "Glm4MoeForCausalLM",

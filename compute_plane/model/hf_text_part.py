@@ -19,7 +19,13 @@ from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.group_config import KEYS
-from compute_plane.model.hf_model_types import GEMMA3, MISTRAL, QWEN3_MOE
+from compute_plane.model.hf_model_types import (
+    GEMMA3,
+    MISTRAL,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_MOE,
+)
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.stored_tensor import StoredTensor
 
@@ -85,6 +91,8 @@ WHOLE_MODELS: Final = {
         "qwen3_vl_moe_text",
         ties=False,
     ),
+    "qwen3_5": WholeModel("Qwen3_5ForConditionalGeneration", QWEN3_5, {}, ties=False),
+    "qwen3_5_moe": WholeModel("Qwen3_5MoeForConditionalGeneration", QWEN3_5_MOE, {}, ties=False),
 }
 COMMON: Final = ("dtype", "torch_dtype")
 """What stands beside the text part and counts for it where it says nothing itself."""

@@ -22,7 +22,7 @@ The canonical names are those of Hugging Face checkpoints.
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
   gpt-oss has besides, with biases of q, k, v and o (….bias), a score of each query head:
     model.layers.N.self_attn.sinks.weight            blk.N.attn_sinks.weight   [H]
-  Its GGUF files, Seed-OSS's and GLM-4.5's call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its
+  Its GGUF files, Seed-OSS's, GLM-4.5's and Qwen3.5's call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its
   directories have other names for all but plain matrices (`stacked_experts`).
   Gemma 3, GLM-4 and, in the place of the norms before attention and MLP, EXAONE 4 have:
     model.layers.N.self_attn.output_norm.weight      blk.N.post_attention_norm.weight   [hidden]
@@ -35,21 +35,22 @@ The canonical names are those of Hugging Face checkpoints.
     model.layers.N.shared_mlp.input_linear.weight                              [2·intermediate, hidden]
     model.layers.N.shared_mlp.output_linear.weight                             [hidden, intermediate]
   Of layers behind the last one, which predict ahead, nothing is used (`is_left_out`).
-  Mixtures of experts have a router and experts in place of the MLP (`expert_layout`).
+  Mixtures of experts have a router and experts in place of the MLP (`expert_layout`); Qwen3.5 and Qwen3-Next have something
+  else in place of attention in most layers, and gates in the others (`delta_net_layout`).
 """  # noqa: E501 - a table
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from compute_plane.model import expert_layout
+from compute_plane.model import delta_net_layout, expert_layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.spec import Mixture, ModelSpec
-from compute_plane.model.tensor import IntArray, RawTensor, RunOfRows
+from compute_plane.model.tensor import IntArray
+from compute_plane.model.tensor_parts import RowRuns, RowsOfPart
 
 PREFIX = "model."
 EMBEDDING = "model.embed_tokens.weight"
@@ -58,6 +59,7 @@ LM_HEAD = "lm_head.weight"
 
 ATTN_NORM = "input_layernorm"
 QUERY = "self_attn.q_proj"
+QUERY_GATE = delta_net_layout.QUERY_GATE
 KEY = "self_attn.k_proj"
 VALUE = "self_attn.v_proj"
 OUTPUT = "self_attn.o_proj"
@@ -118,12 +120,16 @@ GGUF_LAYER_NAMES = {
     MLP_OUTPUT_NORM: "post_ffw_norm",
     QKV: "attn_qkv",
     GATE_UP: "ffn_up",
+    **delta_net_layout.GGUF_NAMES,
     **expert_layout.GGUF_NAMES,
 }
 GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt-oss": {MLP_NORM: "post_attention_norm"},
     "seed_oss": {MLP_NORM: "post_attention_norm"},
     "glm4moe": {MLP_NORM: "post_attention_norm"},
+    "qwen3next": {MLP_NORM: "post_attention_norm"},
+    "qwen35": {MLP_NORM: "post_attention_norm"},
+    "qwen35moe": {MLP_NORM: "post_attention_norm"},
 }
 """What GGUF files of an architecture call a role, where that is another name."""
 GGUF_GLOBAL_NAMES = {
@@ -136,8 +142,8 @@ GGUF_SHORT_DIVISORS = "rope_factors_short.weight"
 GGUF_LONG_DIVISORS = "rope_factors_long.weight"
 GGUF_VECTORS = ("exp_probs_b.bias", "ffn_gate_inp_shexp.weight")
 """Have a row in some files, and none in others."""
-AHEAD = "model.mtp_"
-"""What layers that predict ahead begin with in directories of ERNIE 4.5."""
+AHEAD = ("model.mtp_", "mtp.", "model.mtp.")
+"""What layers that predict ahead begin with in directories of ERNIE 4.5, and of Qwen3.5."""
 GGUF_OF_ROPE = (GGUF_ROPE_DIVISORS, GGUF_SHORT_DIVISORS, GGUF_LONG_DIVISORS)
 """No tensors of the model: they say how positions are scaled."""
 
@@ -165,7 +171,8 @@ def sinks(spec: ModelSpec, layer: int) -> list[str]:
 
 def head_norms(spec: ModelSpec, layer: int) -> list[str]:
     """Return the names of a layer's norms of query and key heads; empty if it has none."""
-    roles = (QUERY_NORM, KEY_NORM) if spec.has_head_norms else ()
+    has_them = spec.has_head_norms and spec.delta_net_of(layer) is None
+    roles = (QUERY_NORM, KEY_NORM) if has_them else ()
     return [layer_tensor(layer, role) for role in roles]
 
 
@@ -186,7 +193,13 @@ def directory_name(spec: ModelSpec, canonical: str) -> str:
     for role, name in DIRECTORY_NAMES.get(spec.architecture, {}).items():
         if canonical.endswith(f".{role}.{WEIGHT}"):
             return canonical.replace(role, name)
-    return canonical
+    return delta_net_layout.directory_name(canonical)
+
+
+def begins_at_one(spec: ModelSpec, name: str) -> bool:
+    """Tell whether a directory has a tensor as what it is more than 1."""
+    is_of_values = name.endswith(f".{delta_net_layout.NORM}.{WEIGHT}")
+    return spec.norms_begin_at_one and "norm" in name and not is_of_values
 
 
 def gguf_name(canonical: str, architecture: str = "") -> str:
@@ -195,6 +208,8 @@ def gguf_name(canonical: str, architecture: str = "") -> str:
         return GGUF_GLOBAL_NAMES[canonical]
     layer, role = canonical.removeprefix("model.layers.").split(".", 1)
     role, _, part = role.rpartition(".")
+    if role == delta_net_layout.MIXER:
+        return f"blk.{layer}.{delta_net_layout.GGUF_VECTORS[part]}"
     name = GGUF_OTHER_NAMES.get(architecture, {}).get(role, GGUF_LAYER_NAMES[role])
     return f"blk.{layer}.{name}.{part}"
 
@@ -227,13 +242,18 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         QUERY: (spec.query_size, hidden),
         KEY: (spec.kv_size, hidden),
         VALUE: (spec.kv_size, hidden),
+        **({QUERY_GATE: (spec.query_size, hidden)} if spec.gates_attention else {}),
         OUTPUT: (hidden, spec.query_size),
     }
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
-        mixture = spec.mixture_of(layer)
+        mixture, delta_net = spec.mixture_of(layer), spec.delta_net_of(layer)
         shapes |= dict.fromkeys(input_norms(spec, layer), (hidden,))
-        for role, shape in (of_attention | _feedforward_shapes(spec, mixture)).items():
+        if delta_net is not None:
+            own = delta_net_layout.delta_net_shapes(spec, delta_net)
+            shapes |= {f"{PREFIX}layers.{layer}.{name}": shape for name, shape in own.items()}
+        attention = of_attention if delta_net is None else {}
+        for role, shape in (attention | _feedforward_shapes(spec, mixture)).items():
             shapes[layer_tensor(layer, role)] = shape
         sizes = (spec.query_size, spec.kv_size, spec.kv_size)
         shapes |= {name: (n,) for name, n in zip(qkv_biases(spec, layer), sizes, strict=False)}
@@ -259,19 +279,6 @@ def _feedforward_shapes(spec: ModelSpec, mixture: Mixture | None) -> dict[str, t
     return {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
 
 
-@dataclass(frozen=True, slots=True)
-class RowsOfPart:
-    """Where a tensor of the model lies in one that a file holds: `count` rows from `first` on.
-
-    `shape`: of the file's tensor, whose rows are those of all its dimensions but the last.
-    """
-
-    stored: str
-    first: int
-    count: int
-    shape: tuple[int, ...]
-
-
 def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, RowsOfPart]:
     """Return the tensors that are parts of others, or have other names, in files of this kind."""
     parts: dict[str, RowsOfPart] = {}
@@ -283,16 +290,23 @@ def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, RowsOfPart]:
             counts = [shapes[name][0] for name in names]
             shape, first = (sum(counts), *shapes[names[0]][1:]), 0
             for name, count in zip(names, counts, strict=True):
-                parts[name] = RowsOfPart(layer_tensor(layer, fused), first, count, shape)
+                stored_name = layer_tensor(layer, fused)
+                parts[name] = RowsOfPart(stored_name, (RowRuns(first, count),), shape)
                 first += count
     if spec.mixture is not None:
         stored = list(expert_layout.stored_mixture(spec, spec.mixture, in_gguf=in_gguf))
         for layer in range(spec.mixture.dense_layers, spec.num_layers):
             prefix = f"{PREFIX}layers.{layer}."
             for name, rows in stored:
-                parts[prefix + name] = RowsOfPart(
-                    prefix + rows.stored, rows.first, rows.count, rows.shape
-                )
+                runs = RowRuns(rows.first, rows.count)
+                parts[prefix + name] = RowsOfPart(prefix + rows.stored, (runs,), rows.shape)
+    for layer in range(spec.num_layers if spec.gates_attention else 0):
+        delta_net, prefix = spec.delta_net_of(layer), f"{PREFIX}layers.{layer}."
+        own = delta_net_layout.stored_gates(spec)
+        if delta_net is not None:
+            own = delta_net_layout.stored_delta_net(spec, delta_net, in_gguf=in_gguf)
+        for name, part in own:
+            parts[prefix + name] = dataclasses.replace(part, stored=prefix + part.stored)
     return parts
 
 
@@ -306,17 +320,6 @@ def stored_shapes(spec: ModelSpec, *, in_gguf: bool) -> dict[str, tuple[int, ...
         else:
             shapes[part.stored] = part.shape
     return shapes
-
-
-def part_of(stored: RawTensor, name: str, part: RowsOfPart) -> RawTensor:
-    """Return the rows of a stored tensor that are one of the model's; of a bias, which is one."""
-    is_vector = name.endswith(f".{BIAS}")
-    return dataclasses.replace(
-        stored,
-        name=name,
-        shape=stored.shape[-1:] if is_vector else (part.count, stored.shape[-1]),
-        stored=RunOfRows(stored.stored, part.first, part.count),
-    )
 
 
 def head_orders(spec: ModelSpec, *, turns_neighbours: bool) -> dict[str, IntArray]:
@@ -338,6 +341,6 @@ def head_orders(spec: ModelSpec, *, turns_neighbours: bool) -> dict[str, IntArra
     names += [(role, WEIGHT) for role in (QUERY_NORM, KEY_NORM) if spec.has_head_norms]
     return {
         layer_tensor(layer, role, part): order
-        for layer in range(spec.num_layers)
+        for layer in spec.attending_layers()
         for role, part in names
     }

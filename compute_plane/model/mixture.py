@@ -6,7 +6,7 @@
     chosen   the `experts_per_token` with the largest s_e, or the largest s_e + correction_e
     w_e      s_e over the sum of those of the chosen (of sigmoids and 1e-20), or s_e; times a number
 
-The second term only where experts are shared, its first factor only in Qwen2-MoE.
+The second term only where experts are shared, its first factor only in Qwen's.
 
 Sources: Shazeer et al. 2017; Jiang et al. 2024 (Mixtral); Dai et al. 2024 (DeepSeekMoE: shared
 experts); Wang et al. 2024 (corrections). Computed: `kernels.reference.mixture`.
@@ -32,17 +32,23 @@ from compute_plane.model.hf_model_types import (
     GRANITE_MOE,
     MIXTRAL,
     QWEN2_MOE,
+    QWEN3_5_MOE,
     QWEN3_MOE,
+    QWEN3_NEXT,
 )
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.spec import Mixture, Scores
 
-OWN_WIDTHS: Final = (QWEN2_MOE, QWEN3_MOE, GLM4_MOE, DOTS1, ERNIE_MOE)
+OWN_WIDTHS: Final = (
+    QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_MOE, GLM4_MOE, DOTS1, ERNIE_MOE,
+)  # fmt: skip
 """Model types whose experts have a width by a key of its own."""
 EXPERT_WIDTH: Final = "moe_intermediate_size"
 DEFAULTS: Final[dict[str, tuple[int | None, int | None]]] = {
     QWEN2_MOE: (60, 4),
     QWEN3_MOE: (128, 8),
+    QWEN3_NEXT: (512, 10),
+    QWEN3_5_MOE: (256, 8),
     GLM4_MOE: (128, 8),
     ERNIE_MOE: (64, 6),
     DOTS1: (None, None),
@@ -54,7 +60,8 @@ DEFAULTS: Final[dict[str, tuple[int | None, int | None]]] = {
 COUNTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """What configurations call the number of experts."""
 CHOSEN: Final = ("num_experts_per_tok", "moe_k")
-SHARED_SIZE_OF_QWEN2: Final = 5632
+SHARED_SIZES: Final = {QWEN2_MOE: 5632, QWEN3_NEXT: 512, QWEN3_5_MOE: 512}
+"""Of Qwen's MLPs that all tokens go through, with a gate, where config.json does not say."""
 SOFTMAX, SIGMOID = 1, 2
 SCORES: Final[dict[int, Scores]] = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 """GGUF's numbers for functions of the router."""
@@ -82,6 +89,8 @@ class _Sharing:
 
 SHARING: Final = {
     "qwen2moe": _Sharing(normalises=False, gates_shared=True),
+    "qwen3next": _Sharing(normalises=True, gates_shared=True),
+    "qwen35moe": _Sharing(normalises=True, gates_shared=True),
     "glm4moe": _Sharing("sigmoid"),
     "dots1": _Sharing("sigmoid"),
     "ernie4_5-moe": _Sharing(normalises=True),
@@ -95,16 +104,19 @@ def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
     count, chosen = DEFAULTS[model_type]
     num_experts = _first_integer(config, COUNTS, count)
     per_token = _first_integer(config, CHOSEN, chosen)
-    if model_type in (QWEN2_MOE, QWEN3_MOE):
+    if model_type in (QWEN3_MOE, *SHARED_SIZES):
         _refuse_dense_layers(config)
     normalises = True
     if model_type in (QWEN2_MOE, QWEN3_MOE, DOTS1):
         normalises = bool(config.boolean("norm_topk_prob"))
+    elif model_type == QWEN3_NEXT:
+        normalises = config.boolean("norm_topk_prob") is not False
     mixture = Mixture(num_experts, per_token, normalises)
-    if model_type == QWEN2_MOE:
+    if model_type in SHARED_SIZES:
+        shared_size = SHARED_SIZES[model_type]
         mixture = dataclasses.replace(
             mixture,
-            shared_size=config.integer("shared_expert_intermediate_size", SHARED_SIZE_OF_QWEN2),
+            shared_size=config.integer("shared_expert_intermediate_size", shared_size),
             gates_shared=True,
         )
     elif model_type == ERNIE_MOE:

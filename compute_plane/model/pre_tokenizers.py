@@ -25,6 +25,10 @@ _SEED_CODER = (
     r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _CL100K_WORDS % r"\p{N}"
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _CASED_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
@@ -100,6 +104,7 @@ WORD_SPLITS = {
     "chatglm-bpe": _LLAMA3_WORDS,
     "gpt-4o": WordSplit(_split(_O200K)),
     "qwen2": _QWEN2_SPLIT,
+    "qwen35": WordSplit(_split(_QWEN35), normalizer={"type": "NFC"}),
     "deepseek-r1-qwen": _QWEN2_SPLIT,
     "seed-coder": WordSplit(_split(_SEED_CODER)),
     "tekken": WordSplit(_split(_TEKKEN), ignore_merges=True, adds_bos=True),

@@ -55,7 +55,7 @@ def converted_tensor(tensor: RawTensor, target: TensorFormat, which: Rows = ALL_
     """
     path, name = tensor.path, tensor.stored_name
     stored, of_stored = tensor.rows(which), tensor.format
-    if tensor.added:  # in float32, whatever it is stored and wanted in
+    if tensor.is_stored_otherwise:  # in float32, whatever it is stored and wanted in
         values = tensor.to_float32().reshape(tensor.stored.shape[0], -1)
         stored, of_stored = values[which].view(np.uint8), TensorFormat.F32
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compute_plane.model import layout
+from compute_plane.model import delta_net_layout, layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.float8_config import Float8Quantization
@@ -35,6 +35,7 @@ from compute_plane.model.stacked_experts import (
 )
 from compute_plane.model.stored_tensor import ARRAY_TYPES, FLOATS, StoredTensor
 from compute_plane.model.tensor import RawTensor
+from compute_plane.model.tensor_parts import part_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -78,9 +79,11 @@ class SafetensorsSource:
         stored_name = layout.directory_name(self._spec, name if part is None else part.stored)
         tensor = self._tensors[stored_name]
         if part is not None:
-            tensor = layout.part_of(tensor, name, part)
-        if ARCHITECTURES[self._spec.architecture].norms_begin_at_one and "norm" in name:
+            tensor = part_of(tensor, name, part)
+        if layout.begins_at_one(self._spec, name):
             tensor = dataclasses.replace(tensor, added=1.0)
+        if stored_name.endswith(f".{delta_net_layout.LOGARITHMS}"):
+            tensor = dataclasses.replace(tensor, holds_logarithms=True)
         order = self._head_orders.get(name)
         return tensor if order is None else dataclasses.replace(tensor, head_order=order)
 
@@ -157,7 +160,7 @@ def _plain(name: str, stored: StoredTensor) -> RawTensor:
         stored_name=stored.name,
         path=stored.path,
         format=fmt,
-        shape=stored.shape,
+        shape=delta_net_layout.directory_shape(name, stored.shape),
         stored=stored.bytes().reshape(-1, fmt.row_bytes(stored.shape[-1])),
     )
 

@@ -24,7 +24,6 @@ MAX_STATE_DIM: Final = 256
 STATE_DIM_STEP: Final = 32
 MAX_KERNEL_SIZE: Final = 8
 
-
 Scores: TypeAlias = Literal["softmax", "sigmoid"]
 
 
@@ -79,7 +78,8 @@ class DeltaNet:
     """What layers have in place of attention: Gated DeltaNet (`kernels.reference.delta_net`).
 
     `num_key_heads`, `num_value_heads`: a multiple of these; `key_dim`, `value_dim`: elements of a
-    head. `kernel_size`: tokens that the convolution sees. `layers`: which have it.
+    head. `kernel_size`: tokens that the convolution sees. `layers`: which have it. Value head j has
+    key head j // (value heads / key heads), or where `value_heads_tiled` j mod key heads.
     """
 
     num_key_heads: int
@@ -88,6 +88,7 @@ class DeltaNet:
     value_dim: int
     kernel_size: int
     layers: frozenset[int]
+    value_heads_tiled: bool = False
 
     @property
     def key_size(self) -> int:
@@ -104,8 +105,8 @@ class DeltaNet:
         """What goes through the convolution: queries, keys, values."""
         return 2 * self.key_size + self.value_size
 
-    def faults(self) -> list[str]:
-        """Return what makes these numbers no such layers, one line each; empty if sound."""
+    def faults(self, num_layers: int) -> list[str]:
+        """Return what makes these no layers of a model with so many, one line each; or nothing."""
         limits = {
             "num_key_heads": 1 << 12,
             "num_value_heads": 1 << 12,
@@ -133,6 +134,8 @@ class DeltaNet:
                 f"linear attention: kernel_size must be 2 to {MAX_KERNEL_SIZE}, "
                 f"got {self.kernel_size}"
             )
+        if not self.layers < set(range(num_layers)):
+            faults.append("linear attention: at least one of the model's layers must attend")
         return faults
 
 
@@ -203,6 +206,11 @@ class ModelSpec:
         """Return the layers with attention from one on: those that have keys and values."""
         layers = range(first_layer, self.num_layers)
         return tuple(layer for layer in layers if self.delta_net_of(layer) is None)
+
+    def layers_with_state(self, first_layer: int = 0) -> tuple[int, ...]:
+        """Return the others from one on: those that keep a state of each sequence."""
+        layers = range(first_layer, self.num_layers)
+        return tuple(layer for layer in layers if self.delta_net_of(layer) is not None)
 
     @property
     def gates_attention(self) -> bool:
@@ -344,9 +352,5 @@ def faults_of(spec: ModelSpec) -> list[str]:
             f"layers without experts must be 0 to {spec.num_layers - 1}, of {spec.num_layers} "
             f"layers, got {mixture.dense_layers}"
         )
-    delta_net = spec.delta_net
-    if delta_net is not None:
-        faults += delta_net.faults()
-        if not delta_net.layers <= set(range(spec.num_layers)) or not spec.attending_layers():
-            faults.append("linear attention: at least one of the model's layers must attend")
+    faults += [] if spec.delta_net is None else spec.delta_net.faults(spec.num_layers)
     return faults + scaling_faults(spec.rope_scaling, spec.num_turning, spec.rope_theta)

@@ -19,7 +19,7 @@ E experts, I: `ModelSpec.intermediate_size`, G groups of 32 inputs. Under model.
     Qwen3-VL with experts
     mlp.experts.gate_up_proj        [E, hidden, 2·I]   columns of gate_proj, then those of up_proj
     mlp.experts.down_proj           [E, I, hidden]
-    as transformers 5 writes it, outputs first: [E, 2·I, hidden], [E, hidden, I]
+    as transformers 5 writes it, and Qwen3.5 always, outputs first: [E, 2·I, hidden], [E, hidden, I]
 
 Here they become tensors by their canonical names, one of each expert's matrices and biases.
 """
@@ -54,6 +54,7 @@ RENAMED: Final = {
     "self_attn.sinks": f"{layout.SINKS}.{layout.WEIGHT}",
 }
 """What these directories call a layer's tensors that are else as they should be."""
+OUTPUTS_FIRST: Final = ("qwen3next", "qwen35moe")
 GATE_UP: Final = f"{expert_layout.EXPERTS}.gate_up_proj"
 DOWN: Final = f"{expert_layout.EXPERTS}.{expert_layout.DOWN}"
 
@@ -180,9 +181,11 @@ def _matrices(
 def _are_outputs_first(tensors: dict[str, StoredTensor], spec: ModelSpec, name: str) -> bool:
     """Tell whether a tensor that is not in four bits holds outputs first.
 
-    Of Qwen3-VL, as transformers 5 writes it; down_proj says so, unless it is square, which is
-    refused. Raises UnsupportedModelError.
+    Of Qwen3.5, and of Qwen3-VL as transformers 5 writes it; there down_proj says so, unless it is
+    square, which is refused. Raises UnsupportedModelError.
     """
+    if spec.architecture in OUTPUTS_FIRST:
+        return True
     if spec.hidden_size == spec.intermediate_size and not spec.has_all_biases:
         stored = tensors[name]
         raise UnsupportedModelError(

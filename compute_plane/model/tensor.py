@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.model.dequantize import decode_rows
+from compute_plane.model.errors import ModelFileError, printable
 
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
@@ -98,6 +99,22 @@ class RunOfRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PickedRows:
+    """Some rows of others, by their numbers; a `StoredRows`."""
+
+    of: StoredRows
+    numbers: IntArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, bytes of a row]."""
+        return len(self.numbers), self.of.shape[1]
+
+    def __getitem__(self, which: Rows, /) -> UInt8Array:
+        return self.of[self.numbers[which]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RawTensor:
     """One tensor, still in its file's format and usually still in the mapped file.
 
@@ -112,6 +129,7 @@ class RawTensor:
     (`compute_plane.model.layout.head_orders`).
     `added`: what is added to each element: weights of some norms are stored as what they are more
     than 1. Vectors alone have it.
+    `holds_logarithms`: each element is −e to the power of what is stored. Vectors alone have it.
     `scale_group`: how many neighbouring columns of the rows surely have the same scale and zero
     point, from column 0 on; a multiple of 32 that divides their number, 32 where nothing is known.
     """
@@ -126,6 +144,7 @@ class RawTensor:
     input_order: IntArray | None = None
     scale_group: int = 32
     added: float = 0.0
+    holds_logarithms: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -134,6 +153,11 @@ class RawTensor:
         for size in self.shape:
             count *= size
         return count
+
+    @property
+    def is_stored_otherwise(self) -> bool:
+        """Whether elements are not what is stored, but follow from it."""
+        return self.holds_logarithms or self.added != 0
 
     def rows(self, which: Rows = ALL_ROWS) -> UInt8Array:
         """Return raw bytes in the model's row order, uint8 [rows, bytes of a row].
@@ -158,6 +182,13 @@ class RawTensor:
         decode_rows(self.rows(), self.format.label, out, path=self.path, name=self.stored_name)
         if self.added:
             out += np.float32(self.added)
+        if self.holds_logarithms:
+            with np.errstate(over="ignore"):
+                np.negative(np.exp(out), out=out)
+            if not np.isfinite(out).all():
+                raise ModelFileError(
+                    self.path, f"tensor {printable(self.stored_name)} holds too large logarithms"
+                )
         return in_model_order(out, self.input_order).reshape(self.shape)
 
 

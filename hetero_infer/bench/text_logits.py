@@ -15,6 +15,7 @@ from compute_plane.executor.interface import (
 )
 from compute_plane.executor.packed_layers import PackedWeights
 from compute_plane.memory.kv_pool import KvPool
+from compute_plane.memory.state_pool import make_states
 from compute_plane.model.spec import ModelSpec
 from kernels.cpu.kv_layout import KvLayout
 from planes.errors import ExecutionError
@@ -41,7 +42,9 @@ class TextLogits:
         num_threads: int,
     ) -> None:
         self._num_blocks = -(-max_tokens // BLOCK_SIZE)
-        layout = KvLayout(kv_dtype, spec.num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        num_layers = len(spec.attending_layers())
+        layout = KvLayout(kv_dtype, num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        self._has_states = spec.delta_net is not None
         self._executor = CpuExecutor(
             spec,
             weights,
@@ -49,6 +52,7 @@ class TextLogits:
             num_threads=num_threads,
             max_tokens=WINDOW,
             keep_logits=True,
+            states=make_states(spec, 1),
         )
 
     @property
@@ -63,6 +67,14 @@ class TextLogits:
         `first` were given to the calls before this one. Raises ExecutionError if logits are not
         finite.
         """
+        if not self._has_states:
+            return self._of_step(tokens, first)
+        # Of a sequence with a state one row can go on at a time.
+        places = range(len(tokens))
+        return np.concatenate([self._of_step(tokens[i : i + 1], first + i) for i in places])
+
+    def _of_step(self, tokens: Int32Array, first: int) -> Float32Array:
+        """Return the same, of tokens of one step."""
         output = self._executor.execute(self._batch(tokens, first))
         for row, message in output.failed_rows.items():
             raise ExecutionError(f"{self.numerics_id}: position {first + row}: {message}")
@@ -93,6 +105,7 @@ class TextLogits:
             prompt_lens=np.zeros(count, dtype=np.int32),
             query_lens=np.ones(count, dtype=np.int32),
             sampled_rows=np.arange(count, dtype=np.int32),
+            states=np.zeros(int(self._has_states), dtype=np.int32),
             sampling=[
                 SamplingRow(
                     temperature=0.0, top_p=1.0, seed=0, sample_index=0, position=int(position) + 1

@@ -34,6 +34,8 @@ add_shared: Final = operation_named("routing.add_shared")
 expert_product: Final = operation_named("expert_product.expert_product")
 add_bias: Final = operation_named("added_rows.add_bias")
 add_normed_rows: Final = operation_named("normed_sums.add_normed_rows")
+delta_net: Final = operation_named("delta_net.delta_net")
+gate_attended: Final = operation_named("delta_net.gate_attended")
 
 ROPE_WRITE: Final[Mapping[str, Operation]] = {
     kind: operation_named(f"rope_write.rope_write_{kind}") for kind in VALUE_BYTES

@@ -2,7 +2,7 @@
 
 What they mean together is said where the operations are: `matrix_product` (Product), `row_inputs`
 and `row_values` (RowInput, RowFormat), `normed_sums` (NormedSum), `rope_write`, `embedding`,
-`attention` and `sampling`.
+`attention`, `delta_net` and `sampling`.
 """
 
 from __future__ import annotations
@@ -290,6 +290,53 @@ class ExpertProduct(IntEnum):
     """Of what stands beside a row of int8."""
     OUT_BYTES = 7
     """From a row of OUT to the next."""
+
+
+class DeltaNet(IntEnum):
+    """Operands of `delta_net`, sizes as in `kernels.cpu.delta_net_sizes`; all rows the piece's."""
+
+    ROWS = FIRST_OPERAND
+    """float32 [T, ROWS_STRIDE]: a token's q, k, v before the convolution, then z."""
+    ROWS_STRIDE = 3
+    GATES = 4
+    """float32 [T, 2·Hv]: b, then a."""
+    OUT = 5
+    """float32 [T, Hv·Dv]."""
+    CONVOLUTION = 6
+    """float32 [K, C], the last row is of the token itself."""
+    RATES = 7
+    """float32 [Hv], −e^A; TIME_BIAS: [Hv]; NORM: [Dv]; EPSILON: the bits of a float32."""
+    TIME_BIAS = 8
+    NORM = 9
+    EPSILON = 10
+    NUM_KEY_HEADS = 11
+    NUM_VALUE_HEADS = 12
+    KEY_DIM = 13
+    VALUE_DIM = 14
+    KERNEL_SIZE = 15
+    STATES = 16
+    """Address of this layer's part of state 0, and the bytes from a state to the next."""
+    STATE_BYTES = 17
+    ARE_TILED = 18
+    """1: value head j has key head j mod Hk; 0: j // (Hv / Hk)."""
+
+
+class StateRow(IntEnum):
+    """The int32 words of a row whose state goes on; IS_NEW 1: it begins empty, not as it lies."""
+
+    TOKEN = 0
+    NUM_TOKENS = 1
+    STATE = 2
+    IS_NEW = 3
+
+
+class AttentionGate(IntEnum):
+    """Operands of `gate_attended`: OUT float32 [T, N], GATES float32 [T, GATES_STRIDE]."""
+
+    OUT = FIRST_OPERAND
+    N = 3
+    GATES = 4
+    GATES_STRIDE = 5
 
 
 LOGITS: Final = FIRST_OPERAND

@@ -47,7 +47,8 @@ completed fetch it into their caches meanwhile. 0 bytes: nothing."""
 class StepWord(IntEnum):
     """The int64 words of a step header; addresses are of C-contiguous arrays.
 
-    T: tokens of this header's piece of the step, K: samples, O: rows of logits, I: attention items.
+    T: tokens of this header's piece of the step, K: samples, O: rows of logits, I: attention items,
+    R: rows whose states go on.
     """
 
     NUM_TOKENS = 0
@@ -97,9 +98,15 @@ class StepWord(IntEnum):
     """Like TOKEN_CHUNKS, over these rows."""
     ZERO = 15
     """Always 0: the first row where an operand names a word for it and rows begin at 0."""
+    STATE_ROWS = 25
+    """int32 [R, 4]: first token in the piece, number of tokens (at least 1), state, whether it
+    begins empty (`kernels.cpu.operands.StateRow`)."""
+    NUM_STATE_ROWS = 26
+    STATE_CHUNKS = 27
+    """Chunks of `delta_net`: NUM_STATE_ROWS · key heads."""
 
 
-HEADER_WORDS: Final = 25
+HEADER_WORDS: Final = 28
 
 
 class Operation:

@@ -9,8 +9,8 @@ What a layer makes of a token's projections, the token's place being t:
     o            = Sᵀ q
     out          = rms_norm(o) · weight · silu(z)         of each value head
 
-(Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks; as in Qwen3-Next and Qwen3.5.) Of each group
-of Hv / Hk value heads, neighbours, all have the same key head. A sequence's *state* is S of every
+(Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks; as in Qwen3-Next and Qwen3.5.) Value head j
+has key head j // (Hv / Hk), or j mod Hk where heads are *tiled*. A sequence's *state* is S of every
 value head and the last K − 1 rows that went into the convolution. Tokens are computed one after the
 other, so a result does not depend on how a sequence is cut into rows.
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kernels.interface import Float32Array
 
@@ -35,6 +36,7 @@ class DeltaNetWeights:
     """`convolution`: [C, K], the last column is of the token itself. `rates`: [Hv], −e^A.
 
     `time_bias`: [Hv], added to a. `norm`: [Dv]; `eps`: of its RMSNorm. `num_key_heads`: Hk.
+    `are_tiled`: which key head a value head has.
     """
 
     convolution: Float32Array
@@ -43,6 +45,7 @@ class DeltaNetWeights:
     norm: Float32Array
     eps: float
     num_key_heads: int
+    are_tiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,17 @@ def delta_net(
     channels = len(weights.convolution)
     queries, keys, values = convolved(rows[:, :channels], weights, state)
     factors, decays = step_sizes(gates, weights)
+    num_heads = values.shape[1]
+    queries, keys = (heads[:, key_heads(num_heads, weights)] for heads in (queries, keys))
     out = delta_rule(queries, keys, values, factors, decays, state.memory)
     return gated_norm(out, rows[:, channels:].reshape(out.shape), weights.norm, weights.eps)
+
+
+def key_heads(num_value_heads: int, weights: DeltaNetWeights) -> npt.NDArray[np.intp]:
+    """Return the key head of each value head, [Hv]."""
+    heads = np.arange(num_value_heads)
+    count = weights.num_key_heads
+    return heads % count if weights.are_tiled else heads // (num_value_heads // count)
 
 
 def convolved(
@@ -109,9 +121,7 @@ def with_length_one(heads: Float32Array) -> Float32Array:
     return np.asarray(heads / np.sqrt(squares + LENGTH_EPSILON), np.float32)
 
 
-def step_sizes(
-    gates: Float32Array, weights: DeltaNetWeights
-) -> tuple[Float32Array, Float32Array]:
+def step_sizes(gates: Float32Array, weights: DeltaNetWeights) -> tuple[Float32Array, Float32Array]:
     """Return β and α of each token and value head, [T, Hv]; `gates`: [T, 2·Hv]."""
     num_value_heads = len(weights.rates)
     factors = sigmoid(gates[:, :num_value_heads])
@@ -127,11 +137,14 @@ def delta_rule(
     decays: Float32Array,
     memory: Float32Array,
 ) -> Float32Array:
-    """Return o [T, Hv, Dv]; `memory` [Hv, Dk, Dv] becomes that behind the last token."""
-    group = len(memory) // keys.shape[1]
+    """Return o [T, Hv, Dv]; `memory` [Hv, Dk, Dv] becomes that behind the last token.
+
+    `queries`, `keys`: [T, Hv, Dk], of each value head its key head's; `values`: [T, Hv, Dv];
+    `factors`, `decays`: [T, Hv], β and α.
+    """
     out = np.empty_like(values)
     for token in range(len(values)):
-        q, k = (np.repeat(part[token], group, axis=0) for part in (queries, keys))  # [Hv, Dk]
+        q, k = queries[token], keys[token]
         memory *= decays[token][:, None, None]
         recalled = np.einsum("hkv,hk->hv", memory, k)
         changes = (values[token] - recalled) * factors[token][:, None]

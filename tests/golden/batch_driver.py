@@ -14,12 +14,15 @@ from compute_plane.executor.interface import (
     SamplingRow,
 )
 
+NUM_STATES = 256
+
 
 @dataclass
 class DrivenSequence:
     """A sequence under way: all its tokens, how many of them are computed, its blocks.
 
-    `num_prompt`: how many of them are its prompt, by default those it begins with.
+    `num_prompt`: how many of them are its prompt, by default those it begins with. `state`: where
+    models with states keep its own; −1: it has none yet.
     """
 
     tokens: list[int]
@@ -29,6 +32,7 @@ class DrivenSequence:
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     num_prompt: int = -1
+    state: int = -1
 
     def __post_init__(self) -> None:
         if self.num_prompt < 0:
@@ -36,7 +40,10 @@ class DrivenSequence:
 
 
 class BatchDriver:
-    """Hands out blocks of a pool in a shuffled order and makes the batches of its sequences."""
+    """Hands out blocks of a pool in a shuffled order and makes the batches of its sequences.
+
+    And states, each once, up to `NUM_STATES`, to models with and without.
+    """
 
     def __init__(
         self, executor: GPUExecutor, *, num_blocks: int, block_size: int, seed: int = 0
@@ -45,6 +52,7 @@ class BatchDriver:
         self.block_size = block_size
         order = np.random.default_rng(seed).permutation(num_blocks)
         self.free = [int(block) for block in order]
+        self.free_states = np.random.default_rng(seed).permutation(NUM_STATES).tolist()
 
     def batch(self, sequences: list[DrivenSequence], chunk: int | None = None) -> ExecutionBatch:
         """Return the batch that computes every sequence's next tokens, at most `chunk` each.
@@ -52,6 +60,9 @@ class BatchDriver:
         Those that reach their last token are sampled.
         """
         spans, sampled = [], []
+        for sequence in sequences:
+            if sequence.state < 0:
+                sequence.state = self.free_states.pop()
         for row, sequence in enumerate(sequences):
             end = len(sequence.tokens)
             if chunk is not None:
@@ -78,6 +89,7 @@ class BatchDriver:
             prompt_lens=int32(sequence.num_prompt for sequence in sequences),
             query_lens=int32(end - start for start, end in spans),
             sampled_rows=int32(sampled),
+            states=int32(sequence.state for sequence in sequences),
             sampling=[
                 SamplingRow(
                     temperature=sequences[row].temperature,

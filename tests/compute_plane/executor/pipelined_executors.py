@@ -82,9 +82,14 @@ class DelayedExecutor(SimulatedExecutor):
     """
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, is_driven_by_hand: bool = False
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_states: int = 0,
+        is_driven_by_hand: bool = False,
     ) -> None:
-        super().__init__(num_blocks=num_blocks, block_size=block_size)
+        super().__init__(num_blocks=num_blocks, block_size=block_size, num_states=num_states)
         self.is_driven_by_hand = is_driven_by_hand
         self.steps: list[DelayedStep] = []
         self.launches = threading.Semaphore(0)

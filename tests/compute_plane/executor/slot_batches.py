@@ -93,6 +93,7 @@ class Plane:
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
             num_host_blocks=limits.num_host_blocks,
+            num_states=limits.num_states,
         )
         self.batches: list[ExecutionBatch] = []
 

@@ -89,7 +89,7 @@ def test_formats_without_blocks_have_the_models_order(exact: np.ndarray) -> None
 def test_what_reads_inputs_in_one_order_is_one_matrix() -> None:
     def parts(mix: str) -> tuple[list[int], list[int]]:
         layer = packed(MIXES[mix], {"": Q4_1}).layers[0]
-        return [m.n for m in layer.qkv], [m.n for m in layer.feedforward.gate_up]
+        return [m.n for m in layer.mixer.qkv], [m.n for m in layer.feedforward.gate_up]
 
     qkv = [SPEC.query_size, SPEC.kv_size, SPEC.kv_size]
     gate_up = [SPEC.intermediate_size] * 2

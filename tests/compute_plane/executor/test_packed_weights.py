@@ -143,8 +143,11 @@ def check_against(weights, source, as_run=lambda values: values, spec=SPEC):
     for index, layer in enumerate(weights.layers):
         name = {role: layout.layer_tensor(index, role) for role in layout.GGUF_LAYER_NAMES}
         same(vector_at(layer.attn_norm, spec.hidden_size), name[layout.ATTN_NORM])
-        same(side_by_side(layer.qkv), *(name[r] for r in (layout.QUERY, layout.KEY, layout.VALUE)))
-        same(unpacked(layer.o), name[layout.OUTPUT])
+        same(
+            side_by_side(layer.mixer.qkv),
+            *(name[r] for r in (layout.QUERY, layout.KEY, layout.VALUE)),
+        )
+        same(unpacked(layer.mixer.o), name[layout.OUTPUT])
         same(vector_at(layer.mlp_norm, spec.hidden_size), name[layout.MLP_NORM])
         same(side_by_side(layer.feedforward.gate_up), name[layout.GATE], name[layout.UP])
         same(unpacked(layer.feedforward.down), name[layout.DOWN])
@@ -158,8 +161,8 @@ def test_auto_keeps_every_weight_of_the_files_own_format(label):
     check_against(weights, source, spec=spec)
     assert weights.weight_format == label
     assert weights.conversions == ()
-    assert {len(layer.qkv) for layer in weights.layers} == {1}
-    assert weights.layers[0].qkv[0].n == spec.query_size + 2 * spec.kv_size
+    assert {len(layer.mixer.qkv) for layer in weights.layers} == {1}
+    assert weights.layers[0].mixer.qkv[0].n == spec.query_size + 2 * spec.kv_size
     assert source.was_forgotten
 
 
@@ -197,7 +200,7 @@ def test_matrices_of_a_file_with_several_formats_run_each_in_its_own():
     assert weights.weight_format == "Q4_K, Q6_K"
     assert weights.conversions == ()
     layer = weights.layers[1]
-    assert [(m.format, m.first_column) for m in layer.qkv] == [("Q4_K", 0), ("Q6_K", 384)]
+    assert [(m.format, m.first_column) for m in layer.mixer.qkv] == [("Q4_K", 0), ("Q6_K", 384)]
 
 
 def test_tied_embeddings_are_one_matrix():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from compute_plane.executor.interface import (
     ExecutionBatch,
     GPUExecutor,
     SamplingRow,
+    StateCopy,
 )
 from compute_plane.executor.simulated import (
     ALPHABET,
@@ -105,3 +108,52 @@ def test_texts_are_of_the_alphabet_and_end_now_and_then():
     assert set(drawn) == {*ALPHABET, EOS_TOKEN_ID}
     assert max(drawn) < VOCAB_SIZE
     assert 4 <= drawn.count(EOS_TOKEN_ID) <= 40
+
+
+def with_state(batch: ExecutionBatch, state: int, *copies: StateCopy) -> ExecutionBatch:
+    return replace(batch, states=np.array([state], dtype=np.int32), state_copies=copies)
+
+
+def executor_with_states() -> SimulatedExecutor:
+    return SimulatedExecutor(num_blocks=8, block_size=4, num_states=4)
+
+
+def test_states_that_are_right_change_no_text():
+    plain, stateful = executor(), executor_with_states()
+    for batch in (prompt_batch([0, 1]), decode_batch([0, 1], 65, [])):
+        expected = plain.execute(batch).next_tokens
+        assert stateful.execute(with_state(batch, 2)).next_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "copies", "is_right"),
+    [
+        (1, [StateCopy(0, 1)], True),
+        (1, [StateCopy(0, 3), StateCopy(3, 1)], True),
+        (1, [StateCopy(3, 1), StateCopy(0, 3)], False),
+        (1, [], False),
+        (0, [StateCopy(3, 0)], False),
+    ],
+)
+def test_one_wrong_state_changes_the_text(state: int, copies: list[StateCopy], is_right: bool):
+    right, one = executor(), executor_with_states()
+    right.execute(prompt_batch([0, 1]))
+    one.execute(with_state(prompt_batch([0, 1]), 0))
+    batch = decode_batch([0, 1], 65, [])
+    expected = right.execute(batch).next_tokens
+    found = one.execute(with_state(batch, state, *copies)).next_tokens
+    assert (found == expected) == is_right
+
+
+def test_a_state_that_took_a_token_in_twice_changes_the_text():
+    one = executor_with_states()
+    one.execute(with_state(prompt_batch([0, 1]), 0))
+    batch = with_state(decode_batch([0, 1], 65, []), 0)
+    expected = one.execute(batch).next_tokens
+    assert one.execute(batch).next_tokens != expected
+
+
+def test_a_row_at_the_beginning_begins_with_an_empty_state():
+    one = executor_with_states()
+    batch = with_state(prompt_batch([0, 1]), 0)
+    assert one.execute(batch).next_tokens == one.execute(batch).next_tokens

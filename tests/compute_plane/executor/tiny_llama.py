@@ -13,7 +13,8 @@ from gguf.constants import GGMLQuantizationType as GgmlType
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool
-from compute_plane.model import layout
+from compute_plane.memory.state_pool import make_states
+from compute_plane.model import delta_net_layout, layout
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.expert_layout import (
     ROUTER,
@@ -24,11 +25,12 @@ from compute_plane.model.expert_layout import (
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.rope_scaling import RopeScaling
-from compute_plane.model.spec import ModelSpec
+from compute_plane.model.spec import DeltaNet, ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.cpu.kv_layout import KvLayout
 from tests.compute_plane.model.k_blocks import ENCODERS, k_blocks
 from tests.compute_plane.model.llama_weights import LlamaLayer, LlamaWeights, layer_fields
+from tests.golden.batch_driver import NUM_STATES
 
 KERNEL_HEAD_DIM = 64
 """The smallest that CUDA's kernels are written for: of models that `--device cuda` is to run."""
@@ -64,6 +66,13 @@ def tiny_spec(
         num_parameters=0,
         weight_format="F32",
     )
+
+
+def with_delta_net(spec: ModelSpec, architecture: str = "qwen35") -> ModelSpec:
+    """Return a shape whose last layer attends; those before it have Gated DeltaNet."""
+    layers = frozenset(range(spec.num_layers - 1))
+    delta_net = DeltaNet(2, 4, 32, 64, 4, layers)
+    return replace(spec, architecture=architecture, delta_net=delta_net)
 
 
 def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
@@ -105,7 +114,8 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
         if of is not None:
             for role, shape in bias_shapes(spec, of).items():
                 shapes[layout.layer_tensor(layer, role, layout.BIAS)] = shape
-        return {name: matrix(*shape) * 4 for name, shape in shapes.items()}
+        found = {name: matrix(*shape) * 4 for name, shape in shapes.items()}
+        return found | mixer_weights(spec, layer, random)
 
     inner = spec.mlp_size or spec.intermediate_size
     embedding = matrix(spec.vocab_size, spec.hidden_size) * 4
@@ -131,6 +141,33 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
         final_norm=norm(),
         lm_head=embedding if spec.tie_embeddings else matrix(spec.vocab_size, spec.hidden_size),
     )
+
+
+def mixer_weights(
+    spec: ModelSpec, layer: int, random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Return the gate of a layer's attention, if it has one, or Gated DeltaNet in its place."""
+
+    def matrix(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape, dtype=np.float32) * np.float32(0.15)
+
+    delta_net = spec.delta_net_of(layer)
+    if delta_net is None:
+        if not spec.gates_attention:
+            return {}
+        name = layout.layer_tensor(layer, delta_net_layout.QUERY_GATE)
+        return {name: matrix(spec.query_size, spec.hidden_size)}
+    found = {}
+    for name, shape in delta_net_layout.delta_net_shapes(spec, delta_net).items():
+        values = matrix(*shape)
+        if name.endswith(delta_net_layout.RATES):  # some forget fast, some slowly
+            values = -random.uniform(0.02, 2, shape).astype(np.float32)
+        elif "norm" in name:
+            values = random.uniform(0.5, 1.5, shape).astype(np.float32)
+        elif len(shape) == 1 or delta_net_layout.CONVOLUTION in name:
+            values *= 4
+        found[f"{layout.PREFIX}layers.{layer}.{name}"] = values
+    return found
 
 
 class ArraySource:
@@ -192,7 +229,9 @@ def model_in_memory(
 
 def _format_of(name: str, formats: Mapping[str, TensorFormat]) -> TensorFormat:
     """Return the format a tensor is stored in: by the part of its name that `formats` has."""
-    if "norm" in name or layout.SINKS in name or name.endswith(layout.BIAS):
+    vectors = (layout.BIAS, delta_net_layout.RATES, delta_net_layout.TIME_BIAS)
+    parts = ("norm", layout.SINKS, delta_net_layout.CONVOLUTION)
+    if name.endswith(vectors) or any(part in name for part in parts):
         return TensorFormat.F32
     return next((kind for part, kind in formats.items() if part in name), TensorFormat.F32)
 
@@ -242,9 +281,17 @@ def tiny_executor(
     num_threads: int = 2,
     keep_logits: bool = False,
 ) -> CpuExecutor:
-    """Return the CPU executor on these weights, stored in `formats` (float32 where not named)."""
+    """Return the CPU executor on these weights, stored in `formats` (float32 where not named).
+
+    Its states, if the model has any, are NaN, as those of a previous owner might have been.
+    """
     packed = pack_weights(spec, ArraySource(spec, weights, formats, orders), dtype)
-    return CpuExecutor(spec, packed, pool, num_threads=num_threads, keep_logits=keep_logits)
+    states = make_states(spec, NUM_STATES)
+    if states is not None:
+        states.data[:] = 0xFF
+    return CpuExecutor(
+        spec, packed, pool, num_threads=num_threads, keep_logits=keep_logits, states=states
+    )
 
 
 def pool_for(
@@ -255,7 +302,8 @@ def pool_for(
     num_host_blocks: int = 0,
 ) -> KvPool:
     """Return a pool whose every value is NaN, as a previous owner might have left it."""
-    kv_layout = KvLayout(dtype, spec.num_layers, spec.num_kv_heads, block_size, spec.head_dim)
+    num_layers = len(spec.attending_layers())
+    kv_layout = KvLayout(dtype, num_layers, spec.num_kv_heads, block_size, spec.head_dim)
     pool = KvPool(kv_layout, num_blocks, num_host_blocks)
     pool.data[:] = 0xFF
     return pool

@@ -37,6 +37,19 @@ GGUF_PARTS_OF_GLM = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
 }
+GGUF_PARTS_OF_QWEN35 = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+GGUF_VECTORS = {"sinks": "attn_sinks.weight", "A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}
+"""What has no weight in directories."""
 GGUF_PARTS_OF_GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -53,8 +66,8 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
     if name in fixed:
         return fixed[name]
     module, _, kind = name.rpartition(".")
-    if kind == "sinks":
-        return f"blk.{name.split('.')[2]}.attn_sinks.weight"
+    if kind in GGUF_VECTORS:
+        return f"blk.{name.split('.')[2]}.{GGUF_VECTORS[kind]}"
     _, _, layer, part = module.split(".", 3)
     others = {
         "gemma3": GGUF_PARTS_OF_GEMMA,
@@ -63,6 +76,9 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
         "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
         "exaone4": GGUF_PARTS_OF_GEMMA,
+        "qwen35": GGUF_PARTS_OF_QWEN35,
+        "qwen35moe": GGUF_PARTS_OF_QWEN35,
+        "qwen3next": GGUF_PARTS_OF_QWEN35,
     }
     parts = GGUF_PARTS | others.get(architecture, {})
     return f"blk.{layer}.{parts[part]}.{kind}"
@@ -122,11 +138,15 @@ def write_gguf(
     for key, value in (keys_of(model) if model.architecture in MIXTURES else {}).items():
         kind_of_value = {bool: "bool", int: "uint32", float: "float32"}[type(value)]
         getattr(writer, f"add_{kind_of_value}")(f"{model.in_gguf}.{key}", value)
+    for key, value in model.own_keys().items():
+        add = writer.add_array if isinstance(value, list) else writer.add_uint32
+        add(f"{model.in_gguf}.{key}", value)
     for key in skip_keys:
         del writer.kv_data[0][key]
     change(writer)
     for name, values in model.weights_in_gguf().items():
-        matrix_kind = kind if values.ndim > 1 else GgmlType.F32
+        is_matrix = values.ndim > 1 and not name.endswith("conv1d.weight")
+        matrix_kind = kind if is_matrix else GgmlType.F32
         is_given = stored is not None and name in stored
         rows, matrix_kind = stored[name] if is_given else (values, matrix_kind)
         if model.in_gguf not in ("llama", "mistral3", "smollm3", "granite", "granitemoe"):

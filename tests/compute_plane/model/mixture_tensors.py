@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-SHARING = ("qwen2_moe", "glm4_moe", "ernie4_5_moe", "dots1")
+OF_QWEN = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
+"""Architectures whose shared MLP has a gate."""
+SHARING = (*OF_QWEN, "glm4_moe", "ernie4_5_moe", "dots1")
 """Architectures with experts and an MLP beside them."""
 MIXTURES = ("mixtral", "qwen3_moe", "granitemoe", "gpt_oss", *SHARING)
 """Architectures with experts."""
-SHARED = {"qwen2_moe": "mlp.shared_expert"}
+SHARED = dict.fromkeys(OF_QWEN, "mlp.shared_expert")
 SHARED_SIZE = 48
 
 
@@ -49,14 +51,14 @@ def _shared_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     if model.architecture not in SHARING:
         return {}
     count, hidden = model.num_experts, model.hidden_size
-    size = SHARED_SIZE if model.architecture == "qwen2_moe" else 2 * model.intermediate_size
+    size = SHARED_SIZE if model.architecture in OF_QWEN else 2 * model.intermediate_size
     prefix = SHARED.get(model.architecture, "mlp.shared_experts")
     found: dict[str, tuple[int, ...]] = {
         f"{prefix}.gate_proj.weight": (size, hidden),
         f"{prefix}.up_proj.weight": (size, hidden),
         f"{prefix}.down_proj.weight": (hidden, size),
     }
-    if model.architecture == "qwen2_moe":
+    if model.architecture in OF_QWEN:
         found["mlp.shared_expert_gate.weight"] = (1, hidden)
     elif model.architecture == "ernie4_5_moe":
         found["mlp.moe_statics.e_score_correction_bias"] = (1, count)
@@ -77,10 +79,9 @@ def config_of(model: Any) -> dict[str, Any]:
         "routed_scaling_factor": 1.75, "first_k_dense_replace": model.dense_layers,
         "pad_token_id": 0,
     }  # fmt: skip
+    of_qwen = {"shared_expert_intermediate_size": SHARED_SIZE, "num_experts": model.num_experts}
     own: dict[str, dict[str, Any]] = {
-        "qwen2_moe": {
-            "shared_expert_intermediate_size": SHARED_SIZE, "num_experts": model.num_experts,
-        },
+        **dict.fromkeys(OF_QWEN, of_qwen),
         "glm4_moe": {
             "attention_bias": model.has_extras, "use_qk_norm": model.has_extras,
             "num_nextn_predict_layers": 0, **of_glm,

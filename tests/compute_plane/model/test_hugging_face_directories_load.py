@@ -139,7 +139,7 @@ def test_mistral_without_a_sliding_window_is_llama(tiny, tmp_path):
 
 
 UNSUPPORTED = {
-    "model_type qwen3_next": {"model_type": "qwen3_next"},
+    "model_type qwen3_asr": {"model_type": "qwen3_asr"},
     "model_type none": {"model_type": None},
     "architectures must name": {"architectures": ["LlamaForSequenceClassification"]},
     "attention_bias": {"attention_bias": True},

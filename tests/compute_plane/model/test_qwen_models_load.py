@@ -98,7 +98,7 @@ REFUSED = {
     "attention_bias = true": {"attention_bias": True},
     "RoPE scaling dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
     "architectures must name Qwen3ForCausalLM, got": {"architectures": ["Qwen3MoeForCausalLM"]},
-    "model_type qwen3_next": {"model_type": "qwen3_next"},
+    "model_type qwen3_asr": {"model_type": "qwen3_asr"},
 }
 
 

@@ -30,7 +30,7 @@ TEXTS = (
 OTHER_TEXTS = ("ÉCOLE ÀÈ", "e\u0301 combining, e\u0300x")
 BY_LETTERS = ("gpt-4o", "tekken")
 """llama.cpp takes capitals for what is not a to z, so that É alone is a word."""
-COMPOSED = ("qwen2", "deepseek-r1-qwen")
+COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen")
 """Tokenizers of these compose characters first, which llama.cpp leaves out."""
 SPECIALS = ["<s>", "</s>", "<unk>"]
 

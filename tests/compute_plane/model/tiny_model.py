@@ -177,6 +177,10 @@ class TinyModel:
                 found[name] = values
         return found
 
+    def own_keys(self) -> dict[str, Any]:
+        """Return what a GGUF file says that those of other architectures do not."""
+        return {}
+
     def config(self) -> dict[str, Any]:
         names = {
             "smollm3": "SmolLM3",
