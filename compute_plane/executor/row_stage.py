@@ -192,8 +192,11 @@ def check_continuity(live: LiveRows, staged: SlotNumbers, limits: SlotLimits) ->
     )
 
 
-def advance_states(live: LiveRows, staged: SlotNumbers) -> None:
-    """Check that the rows' states are of the tokens before them, and count those of the rows."""
+def advance_states(live: LiveRows, sent: StepBatch, staged: SlotNumbers) -> None:
+    """Check that the rows' states are of the tokens before them, and count those of the rows.
+
+    Also of those left out: who copies the state of a failed row, not knowing yet, is to fail alone.
+    """
     slots, positions = live.batch.slots, live.batch.positions
     held = staged.state_tokens[slots]
     live.refuse_rows(
@@ -204,7 +207,7 @@ def advance_states(live: LiveRows, staged: SlotNumbers) -> None:
             f"got {positions[i]}"
         ),
     )
-    staged.state_tokens[slots] = live.ends
+    staged.state_tokens[sent.slots] = sent.positions + sent.query_lens
 
 
 def check_samples(

@@ -10,6 +10,10 @@ penalties do nothing, and log-probabilities and hidden states are numbers made o
 the shape that was asked for, and the same in any schedule. Where a mask does not allow the token,
 the hash picks one.
 
+It may have states, which are hashes of the tokens that they have taken in. Where that of a row is
+not of all tokens up to its end, everything that is made of these becomes something else; where it
+is, everything is as without states.
+
 Array letters: N blocks, B block size, T tokens, S rows, M table width.
 """
 
@@ -72,12 +76,23 @@ SPEC: Final = ModelSpec(
 
 
 class SimulatedExecutor:
-    """A `GPUExecutor` whose pool [N, B] holds token ids."""
+    """A `GPUExecutor` whose pool [N, B] holds token ids.
+
+    `num_states`: those of its sequences and others to copy to and from; 0: it has none.
+    """
 
     numerics_id = "simulated/blake2b"
 
-    def __init__(self, *, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        num_states: int = 0,
+    ) -> None:
         self._block_size = block_size
+        self._states = [hashlib.blake2b() for _ in range(num_states)]
         self.pool: Int32Array = np.full((num_blocks, block_size), NEVER_WRITTEN, dtype=np.int32)
         self.host_pool: Int32Array = np.full(
             (num_host_blocks, block_size), NEVER_WRITTEN, dtype=np.int32
@@ -92,6 +107,8 @@ class SimulatedExecutor:
         rows = np.repeat(np.arange(batch.query_lens.size), batch.query_lens)  # [T]
         blocks = batch.block_tables[rows, batch.positions // self._block_size]
         self.pool[blocks, batch.positions % self._block_size] = batch.input_tokens
+        if batch.states.size:
+            self._advance_states(batch)
         histories = [self._read(batch, row) for row in batch.sampled_rows.tolist()]
         next_tokens = [
             draw(tokens, sampling)
@@ -130,7 +147,24 @@ class SimulatedExecutor:
         """Return all tokens of a row's sequence, in order, as the pool has them."""
         seq_len = int(batch.seq_lens[row])
         num_blocks = -(-seq_len // self._block_size)
-        return self.pool[batch.block_tables[row, :num_blocks]].reshape(-1)[:seq_len]
+        tokens: Int32Array = self.pool[batch.block_tables[row, :num_blocks]].reshape(-1)[:seq_len]
+        if batch.states.size:
+            state = self._states[batch.states[row]]
+            if state.digest() != hashlib.blake2b(tokens.tobytes()).digest():
+                tokens[0] = NEVER_WRITTEN  # of a copy
+        return tokens
+
+    def _advance_states(self, batch: ExecutionBatch) -> None:
+        """Copy states, then let those of the rows take their tokens in."""
+        states = self._states
+        for source, destination in batch.state_copies:
+            states[destination] = states[source].copy()
+        ends = np.cumsum(batch.query_lens)
+        for row, state in enumerate(batch.states.tolist()):
+            first = ends[row] - batch.query_lens[row]
+            if batch.positions[first] == 0:
+                states[state] = hashlib.blake2b()
+            states[state].update(batch.input_tokens[first : ends[row]].tobytes())
 
     def _embeddings(self, batch: ExecutionBatch) -> Float64Array:
         """Return numbers that depend on a text up to a token, or the sums of such."""

@@ -164,7 +164,7 @@ class SlotTable:
             lay_drafts(live, staged, memory, limits)
         check_continuity(live, staged, limits)
         if limits.num_states:
-            advance_states(live, staged)
+            advance_states(live, batch, staged)
         self._writes.check(live, staged, memory)
         check_samples(live, staged, memory, limits)
         if self._last_ahead is not None:

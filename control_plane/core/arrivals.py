@@ -36,8 +36,9 @@ class Arrivals:
         if shared is None:
             return None
         num_known = seq.num_known_tokens
-        sharing, host = self._running.sharing, self._running.host
+        sharing, host, states = self._running.sharing, self._running.host, self._running.states
         block_ids: list[int] = []
+        state_places: tuple[int, ...] = ()
         num_in_use = 0
         if sharing is not None and seq.request.uses_cache:
             if seq.chain is None:
@@ -47,6 +48,11 @@ class Arrivals:
             if seq.chain is not None:
                 # The last token is always computed: its logits are wanted.
                 block_ids = sharing.find_prefix(seq.chain, num_known - 1)
+                if states is not None:
+                    num_found = len(block_ids)
+                    num_used = states.num_found_blocks(seq.chain, num_found)
+                    del block_ids[num_used:]
+                    state_places = states.places(seq.request.num_prompt_tokens, num_used, num_found)
         if sharing is not None and (shared or block_ids):
             block_ids[: len(shared)] = shared
             num_in_use = sharing.count_in_use(block_ids)
@@ -54,19 +60,24 @@ class Arrivals:
         if host.holds(seq.seq_id):  # a beam that waits for the others has them all
             num_saved = min(seq.num_saved_tokens, num_known - 1)
         num_computed = max(len(block_ids) * self._block_size, num_saved)
-        return Arrival(block_ids, num_in_use, num_computed, num_known - num_computed)
+        num_missing = num_known - num_computed
+        return Arrival(block_ids, num_in_use, num_computed, num_missing, state_places)
 
     def _shared_prompt(self, seq: Sequence) -> list[int] | None:
         """Return the full blocks of its prompt that a beam finds in the table of another.
 
         So that a search holds its prompt once, also after it had to give way, with or without a
         prefix cache; `RequestLimits` counts on it. None: they are being filled, and worth the wait.
+
+        Nothing in models with states, and nothing is counted on there: the states of the others are
+        of more tokens.
         """
-        if self._running.sharing is None or not seq.is_beam:
+        running = self._running
+        if running.sharing is None or running.states is not None or not seq.is_beam:
             return []
         num_tokens = min(seq.request.num_prompt_tokens, seq.num_known_tokens - 1)
         num_blocks = num_tokens // self._block_size
-        others = [s for s in seq.group.sequences if s in self._running and not s.draining]
+        others = [s for s in seq.group.sequences if s in running and not s.draining]
         if num_blocks == 0 or not others:
             return []
         for other in others:

@@ -30,6 +30,13 @@ class BlockCopy(NamedTuple):
     destination: int
 
 
+class StateCopy(NamedTuple):
+    """State `destination` becomes what state `source` is."""
+
+    source: int
+    destination: int
+
+
 @dataclass(frozen=True, slots=True)
 class SlotStart:
     """Everything the compute plane must know to continue a sequence from nothing.
@@ -77,7 +84,7 @@ class EmbeddingRequest(NamedTuple):
 class StepBatch:
     """The rows of one step and the slot changes before them.
 
-    Order: `swap_out`, `copies`, `swap_in`, `released`, `starts`, rows.
+    Order: `swap_out`, `copies`, `swap_in`, `state_copies`, `released`, `starts`, rows.
 
     Row columns (`slots`, `query_lens`, `positions`, `new_block_counts`) have one entry a row;
     `new_block_ids` is flat. `sampled_rows[k]` is the row whose last logits give sample k, and
@@ -103,6 +110,7 @@ class StepBatch:
     draft_ids: list[int] = field(default_factory=list)
     constraints: tuple[RowConstraint, ...] = ()
     embeddings: tuple[EmbeddingRequest, ...] = ()
+    state_copies: tuple[StateCopy, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -183,7 +183,9 @@ class StepComposer:
             if not self._takes(step, seq):
                 return
             num_missing = seq.num_tokens - seq.num_computed_tokens
-            num_tokens = min(num_missing, budget)
+            num_tokens = self._cut(
+                seq, seq.state_places, seq.num_computed_tokens, min(num_missing, budget)
+            )
             new_block_ids = self._running.grow(seq, seq.num_computed_tokens + num_tokens)
             if new_block_ids is None:
                 return
@@ -211,7 +213,9 @@ class StepComposer:
             arrival = arrivals.look_up(seq)
             if arrival is None:
                 return
-            num_tokens = min(arrival.num_missing, budget)
+            num_tokens = self._cut(
+                seq, arrival.state_places, arrival.num_computed, min(arrival.num_missing, budget)
+            )
             projected_blocks += (
                 running.blocks_for(seq.num_known_tokens + 1)
                 - arrival.num_in_use
@@ -226,6 +230,13 @@ class StepComposer:
             table = running.admit(seq, arrival, num_tokens)
             step.add_start(seq, table)
             self._book_prefill(step, seq, num_tokens, samples=num_tokens == arrival.num_missing)
+
+    def _cut(self, seq: Sequence, places: tuple[int, ...], first: int, num_tokens: int) -> int:
+        """Return how many of so many tokens a row has that ends where a state is to be left."""
+        states = self._running.states
+        if states is None or not places:
+            return num_tokens
+        return states.cut(seq.chain, places, first, num_tokens)
 
     def _is_next(self, before: Sequence | None) -> bool:
         """Whether a sequence waits that comes before this one; None: whether any does."""
@@ -255,6 +266,8 @@ class StepComposer:
         seq.num_in_flight += 1
         running.num_kv_tokens += num_tokens
         running.remember(seq, first)
+        if seq.state_places and running.states is not None:
+            running.states.keep(seq)
         if not samples:
             return
         if seq.request.embedding is not None:  # this was the last row of it
@@ -282,7 +295,7 @@ class StepComposer:
         for twin in self._book.bear(group):
             table = None
             if step.num_places < self._config.max_batch_size:
-                table = running.fork(seq, twin, num_tokens)
+                table = running.fork(seq, twin, num_tokens, is_twin=True)
             if table is None:
                 self._queue.add(twin)
                 continue

@@ -17,12 +17,20 @@ _SHARE_DIVISOR = 8
 
 
 class FilledBlocks:
-    """Which entries of which tables are full of known tokens and not findable yet."""
+    """Which entries of which tables are full of known tokens and not findable yet.
 
-    __slots__ = ("_sharing", "_waiting")
+    `replaces_idle`: an idle block is found no more once another is full of the same tokens. In
+    models with states a sequence fills blocks again that were found with no state behind them. The
+    idle ones would be evicted first, and with them the way to the state that it leaves.
+    """
 
-    def __init__(self, sharing: SharingKVCacheManagerProtocol | None) -> None:
+    __slots__ = ("_replaces_idle", "_sharing", "_waiting")
+
+    def __init__(
+        self, sharing: SharingKVCacheManagerProtocol | None, *, replaces_idle: bool = False
+    ) -> None:
         self._sharing = sharing
+        self._replaces_idle = replaces_idle
         # By seq_id, oldest first: the sequence, and the first and the end of its entries.
         self._waiting: dict[int, tuple[Sequence, int, int]] = {}
 
@@ -46,5 +54,17 @@ class FilledBlocks:
     def settle(self, seq: Sequence) -> None:
         """Make the sequence's blocks findable, unless what is in them is not what it should be."""
         _, first, end = self._waiting.pop(seq.seq_id, (seq, 0, 0))
-        if first < end and not seq.discards and seq.chain is not None and self._sharing is not None:
-            self._sharing.remember(seq.seq_id, seq.chain, first, end)
+        if not seq.discards:
+            self.remember(seq, first, end)
+
+    def remember(self, seq: Sequence, first: int, end: int) -> None:
+        """Make entries `first` … `end` − 1 of the sequence's table findable now."""
+        sharing, chain = self._sharing, seq.chain
+        if first >= end or chain is None or sharing is None:
+            return
+        if self._replaces_idle:
+            size = sharing.block_size
+            for block_id in sharing.find_prefix(chain, end * size)[first:]:
+                if sharing.count_in_use((block_id,)) == 0:
+                    sharing.forget((block_id,))
+        sharing.remember(seq.seq_id, chain, first, end)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from control_plane.core.batch import EndToken, StepBatch, StepResult, TokenLogprobs
 from control_plane.core.kv_interface import MemoryStats
 from control_plane.core.request import FinishReason, Request, RequestState
+from control_plane.core.states import MIN_STATE_TOKENS
 from planes.errors import ConfigError
 
 OPTIONAL_LIMITS = ("max_slots", "max_prefill_tokens")
@@ -31,7 +32,11 @@ MAY_BE_NONE = (
     "grammar_drafts",
     "embedding_size",
     "max_embeddings",
+    "num_states",
 )
+
+_NOT_WITH_STATES = ("num_host_blocks", "speculative_tokens", "grammar_drafts")
+"""A state takes nothing back, and is not in the blocks that are swapped out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,9 @@ class SchedulerConfig:
     `grammar_drafts`: tokens a constrained decode row may guess by its constraint; 0: none.
     `embedding_size`: numbers of a row's hidden states; `max_embeddings`: rows of one step that may
     give them. 0: the compute plane gives none.
+    `num_states`: states of the compute plane (`control_plane.core.states`), at least as many as it
+    has slots, and then without host blocks and drafts; 0: its model has none.
+    `min_state_tokens`: tokens that a state kept to be found again saves at least.
     """
 
     max_batch_size: int = 32
@@ -73,6 +81,8 @@ class SchedulerConfig:
     grammar_drafts: int = 0
     embedding_size: int = 0
     max_embeddings: int = 0
+    num_states: int = 0
+    min_state_tokens: int = MIN_STATE_TOKENS
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -96,6 +106,28 @@ class SchedulerConfig:
                 f"memory_threshold must be greater than 0 and at most 1, got {share!r}",
                 field="memory_threshold",
             )
+        if self.num_states:
+            self._check_states()
+
+    def _check_states(self) -> None:
+        num_slots = self.kept_states.start
+        if self.num_states < num_slots:
+            raise ConfigError(
+                f"num_states must be 0 or at least that of slots ({num_slots}), "
+                f"got {self.num_states}",
+                field="num_states",
+            )
+        for name in _NOT_WITH_STATES:
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name} must be 0 with num_states, got {getattr(self, name)}", field=name
+                )
+
+    @property
+    def kept_states(self) -> range:
+        """The states behind those of the slots: there to be kept and found again."""
+        num_slots = self.max_num_seqs if self.max_slots is None else self.max_slots
+        return range(num_slots, self.num_states)
 
     @property
     def num_slots(self) -> int:
@@ -146,6 +178,7 @@ class SchedulerStats:
     for that, `num_waiting_requests` the requests they belong to; None: one each. `num_in_flight`:
     steps sent and not committed. `num_host_blocks_used`: blocks of the host pool that hold
     something. `num_drafts`: tokens that were guessed, `num_kept_drafts` of them right.
+    `num_kept_states`: states that can be found again; `num_state_hits`: how often one was.
     """
 
     num_steps: int
@@ -158,6 +191,8 @@ class SchedulerStats:
     num_waiting_requests: int | None = None
     num_drafts: int = 0
     num_kept_drafts: int = 0
+    num_kept_states: int = 0
+    num_state_hits: int = 0
 
     @property
     def num_queued_requests(self) -> int:
@@ -230,6 +265,9 @@ class SchedulerProtocol(Protocol):
     Every scheduler keeps to `Request.max_tokens` and ends a sample at a token of
     `Request.end_token_ids`; other parameters are for the compute plane (`SlotStart.params`), but
     for those of `KeepsParameters`. A request may come with `output_tokens`: it goes on behind them.
+
+    Where the model has states (`SchedulerConfig.num_states`), a row that goes on from tokens that
+    another slot computed needs a copy of its state (`StepBatch.state_copies`).
 
     `now`: the shell's monotonic clock, in seconds, the same that stamped `Request.arrival_time`. A
     scheduler that notes no times may ignore it. What it notes in a request (`state`, `history`,

@@ -17,7 +17,7 @@ class RequestLimits:
     `max_model_len`: prompt and completion tokens together. `num_blocks`: KV blocks of the whole
     pool, of `block_size` tokens each. `max_beams`: sequences that run at once, the
     effective `max_num_seqs`; None: any number. `shares_prompts`: the beams of a search hold the
-    full blocks of their prompt once.
+    full blocks of their prompt once; not so in models with states.
     """
 
     max_model_len: int

@@ -200,7 +200,8 @@ class Sequence:
     sequence that have been sent and not committed; `num_pending_tokens` the samples among them
     whose value is not known yet. `num_saved_tokens`: tokens whose KV is in the host pool.
     `num_borrowed_blocks`: blocks at the beginning of its table that others filled. `left_blocks`:
-    those it left to others when it took a copy.
+    those it left to others when it took a copy. `state_places`: numbers of tokens behind which it
+    leaves a state to be found again (`control_plane.core.states`).
 
     `needs_start`: the compute plane does not know the slot as this sequence, or not all its tokens;
     `is_on_plane`: its slot is started there, with this sequence's table. `shares_tail`: its
@@ -237,6 +238,7 @@ class Sequence:
     discards: bool = False
     was_admitted: bool = False
     left_blocks: list[LeftBlock] = field(default_factory=list)
+    state_places: tuple[int, ...] = ()
     chain: TokenChain | None = None
     lookup: PromptLookup | None = None
     awaits_draft: bool = False

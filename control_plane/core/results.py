@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from control_plane.core.batch import EndToken, RowFailure, StepResult
+from control_plane.core.batch import EndToken, StepResult
 from control_plane.core.beams import Beams
 from control_plane.core.book import Book
 from control_plane.core.drafting import Drafting
+from control_plane.core.failures import Failures
 from control_plane.core.interface import RequestOutput
 from control_plane.core.request import FinishReason, RequestState, Sequence
 from control_plane.core.running import RunningSet
@@ -13,12 +14,20 @@ from control_plane.core.step import Step
 
 
 class Results:
-    """Appends tokens to their requests, ends what is done, and contains what failed."""
+    """Appends tokens to their requests and ends what is done or has failed."""
 
-    __slots__ = ("_beams", "_book", "_drafting", "_running")
+    __slots__ = ("_beams", "_book", "_drafting", "_failures", "_running")
 
-    def __init__(self, book: Book, running: RunningSet, beams: Beams, drafting: Drafting) -> None:
+    def __init__(
+        self,
+        book: Book,
+        running: RunningSet,
+        beams: Beams,
+        drafting: Drafting,
+        failures: Failures,
+    ) -> None:
         self._drafting = drafting
+        self._failures = failures
         self._book = book
         self._running = running
         self._beams = beams
@@ -29,7 +38,9 @@ class Results:
         running = self._running
         running.last_committed_step = step.step_id
         if result.row_failures:
-            self._fail_rows(step, result.row_failures, events)
+            for seq, message in self._failures.contain(step, result.row_failures):
+                seq.discards = True
+                self._fail(seq, message, events)
         filled = running.filled
         for seq, index in step.fills:  # unless the sequence has ended, their tokens are known now
             if not seq.is_done and not seq.discards:
@@ -173,56 +184,6 @@ class Results:
                 events.append(self._book.finish(seq, FinishReason.STOP))
 
     # Failures
-
-    def _fail_rows(
-        self, step: Step, failures: tuple[RowFailure, ...], events: list[RequestOutput]
-    ) -> None:
-        """End the requests whose rows failed, and compute anew who took blocks from them.
-
-        What a failed row wrote may not be numbers. Its blocks are found no more. Who shares one
-        that a failed sequence filled may have failed by that alone, or be about to: it is sent
-        back to the queue, and what its steps in flight bring is not used.
-        """
-        running = self._running
-        failed = {
-            seq.seq_id: seq
-            for seq in (step.rows[failure.row] for failure in failures)
-            if not seq.discards  # one that has ended may share with others what it wrote
-        }
-        messages = {step.rows[f.row].seq_id: f.message for f in failures}
-        suspects: set[int] = set()
-        for seq in failed.values():
-            suspects |= running.suspects(seq)[0]
-        culprits = [seq for seq in failed.values() if not running.borrows(seq, suspects)]
-        suspects.clear()
-        for seq in culprits:
-            own, borrowed = running.suspects(seq)
-            suspects |= own
-            if running.sharing is not None:
-                running.sharing.forget(borrowed)
-        self._spread(suspects, {seq.seq_id for seq in culprits})
-        for seq in culprits:
-            seq.discards = True
-            self._fail(seq, messages[seq.seq_id], events)
-
-    def _spread(self, suspects: set[int], culprits: set[int]) -> None:
-        """Recall every sequence that borrowed a suspected block, and suspect those it filled."""
-        running = self._running
-        victims: list[Sequence] = []
-        has_spread = True
-        while has_spread:
-            has_spread = False
-            for seq in running.sequences():
-                if seq.discards or seq.seq_id in culprits or not running.borrows(seq, suspects):
-                    continue
-                seq.discards = has_spread = True
-                victims.append(seq)
-                suspects |= running.suspects(seq)[0]
-        if running.sharing is not None:
-            running.sharing.forget(list(suspects))
-        for seq in victims:
-            if not seq.is_done:
-                running.recall(seq)
 
     def _fail(self, seq: Sequence, message: str, events: list[RequestOutput]) -> None:
         """End the sequence's request, unless it or the sample has ended, because of an error."""

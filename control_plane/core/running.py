@@ -12,6 +12,7 @@ from control_plane.core.kv_interface import KVCacheManagerProtocol, SharingKVCac
 from control_plane.core.queue import WaitingQueue
 from control_plane.core.request import LeftBlock, RequestState, Sequence
 from control_plane.core.slots import SlotPool
+from control_plane.core.states import SequenceStates
 
 
 class Arrival(NamedTuple):
@@ -19,13 +20,14 @@ class Arrival(NamedTuple):
 
     `block_ids`: blocks that hold its first tokens. `num_in_use`: how many of them are in a table
     now, so that sharing them takes nothing from the pool. `num_computed`: tokens with KV, found or
-    saved on the host. `num_missing`: known tokens without.
+    saved on the host. `num_missing`: known tokens without. `state_places`: of the sequence.
     """
 
     block_ids: list[int]
     num_in_use: int
     num_computed: int
     num_missing: int
+    state_places: tuple[int, ...] = ()
 
 
 class RunningSet:
@@ -59,6 +61,7 @@ class RunningSet:
         "prefilling",
         "sharing",
         "slots",
+        "states",
     )
 
     def __init__(
@@ -67,14 +70,16 @@ class RunningSet:
         slots: SlotPool,
         queue: WaitingQueue,
         host: HostPool,
+        states: SequenceStates | None = None,
     ) -> None:
         self._kv = kv_cache
         self.sharing = kv_cache if isinstance(kv_cache, SharingKVCacheManagerProtocol) else None
-        self.filled = FilledBlocks(self.sharing)
+        self.filled = FilledBlocks(self.sharing, replaces_idle=states is not None)
         self._block_size = kv_cache.block_size
         self._queue = queue
         self.slots = slots
         self.host = host
+        self.states = states
         self._running: dict[int, Sequence] = {}  # by seq_id, as the next two
         # `decoding`: least recently served first; `prefilling`: in order of admission.
         self.decoding: dict[int, Sequence] = {}
@@ -140,23 +145,34 @@ class RunningSet:
         seq.num_saved_tokens = 0
         seq.num_borrowed_blocks = len(block_ids)
         seq.num_computed_tokens = num_computed
+        seq.state_places = arrival.state_places
         self._enter(seq, len(table))
+        if self.states is not None:
+            self.states.begin(seq.slot, seq.chain, len(block_ids))
         self.prefilling[seq.seq_id] = seq
         self.remember(seq, len(block_ids) * self._block_size)
         return table
 
-    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> list[int] | None:
+    def fork(
+        self, parent: Sequence, child: Sequence, num_tokens: int, *, is_twin: bool = False
+    ) -> list[int] | None:
         """Let a new sequence share the blocks of the parent's first `num_tokens`; its block table.
 
-        None, and nothing has changed, if there is no slot, or the KV cache cannot share.
+        `is_twin`: a row of the parent's in the step that is put together computes the last of them.
+        None, and nothing has changed, if there is no slot, the KV cache cannot share, or the
+        parent's state is of more tokens.
         """
         if self.sharing is None or self.slots.num_free == 0:
+            return None
+        if self.states is not None and parent.num_computed_tokens != num_tokens:
             return None
         table = self.sharing.fork_sequence(parent.seq_id, child.seq_id, num_tokens)
         child.was_admitted = True
         child.num_computed_tokens = num_tokens
         child.num_borrowed_blocks = len(table)
         self._enter(child, len(table))
+        if self.states is not None:
+            self.states.fork(parent.slot, child.slot, is_behind_row=is_twin)
         if num_tokens % self._block_size:
             for seq in (parent, child):
                 seq.shares_tail = True
@@ -214,11 +230,11 @@ class RunningSet:
             return False
         copy = sharing.unshare(seq.seq_id, index)
         is_own = index >= seq.num_borrowed_blocks
-        seq.left_blocks = [*self._left_blocks(seq), LeftBlock(step_id, copy.source, is_own)]
+        seq.left_blocks = [*self.left_blocks(seq), LeftBlock(step_id, copy.source, is_own)]
         seq.num_borrowed_blocks = min(seq.num_borrowed_blocks, index)
         return BlockCopy(seq.slot, *copy)
 
-    def _left_blocks(self, seq: Sequence) -> list[LeftBlock]:
+    def left_blocks(self, seq: Sequence) -> list[LeftBlock]:
         """Return those of its `left_blocks` that rows without a result may have filled."""
         return [left for left in seq.left_blocks if left.step_id > self.last_committed_step]
 
@@ -245,30 +261,8 @@ class RunningSet:
 
     def remember(self, seq: Sequence, first_token: int) -> None:
         """Make the blocks findable that tokens `first_token` and later have filled or will fill."""
-        if seq.chain is not None and self.sharing is not None:
-            size = self._block_size
-            self.sharing.remember(
-                seq.seq_id, seq.chain, first_token // size, seq.num_computed_tokens // size
-            )
-
-    def suspects(self, failed: Sequence) -> tuple[set[int], list[int]]:
-        """Return the blocks that a sequence filled itself, and those that it borrowed.
-
-        Also those that it has a copy of by now: what it copied may have been no numbers.
-        """
-        table = self._kv.get_block_table(failed.seq_id) or []
-        num_borrowed = failed.num_borrowed_blocks
-        own, borrowed = set(table[num_borrowed:]), table[:num_borrowed]
-        for left in self._left_blocks(failed):
-            if left.is_own:
-                own.add(left.block_id)
-            else:
-                borrowed.append(left.block_id)
-        return own, borrowed
-
-    def borrows(self, seq: Sequence, block_ids: set[int]) -> bool:
-        """Whether the sequence borrowed one of these blocks."""
-        return not block_ids.isdisjoint(self.suspects(seq)[1])
+        size = self._block_size
+        self.filled.remember(seq, first_token // size, seq.num_computed_tokens // size)
 
     # Leaving
 
@@ -349,5 +343,7 @@ class RunningSet:
             self.drain(seq)
             self.release(seq)
         self.slots.reset()
+        if self.states is not None:
+            self.states.reset()
         if self.sharing is not None:
             self.sharing.forget_all()

@@ -17,6 +17,7 @@ from control_plane.core.book import Book
 from control_plane.core.composer import StepComposer
 from control_plane.core.drafting import Drafting
 from control_plane.core.embedding import EMBEDDINGS
+from control_plane.core.failures import Failures
 from control_plane.core.host_pool import HostPool
 from control_plane.core.interface import (
     OPTIONAL_PARAMETERS,
@@ -33,6 +34,7 @@ from control_plane.core.request import Request
 from control_plane.core.results import Results
 from control_plane.core.running import RunningSet
 from control_plane.core.slots import SlotPool
+from control_plane.core.states import SequenceStates
 from control_plane.core.step import Step
 from planes.errors import SchedulerError
 
@@ -58,18 +60,24 @@ class Scheduler:
         self._kv = kv_cache
         num_blocks = kv_cache.get_memory_stats().total_blocks
         self._queue = WaitingQueue()
+        states = None
+        if config.num_states:
+            states = SequenceStates(
+                config.kept_states, kv_cache.block_size, config.min_state_tokens
+            )
         self._running = RunningSet(
             kv_cache,
             SlotPool(config.num_slots),
             self._queue,
             HostPool(config.num_host_blocks),
+            states,
         )
         limits = RequestLimits(
             max_model_len=config.max_model_len,
             block_size=kv_cache.block_size,
             num_blocks=num_blocks,
             max_beams=config.num_slots,
-            shares_prompts=self._running.sharing is not None,
+            shares_prompts=self._running.sharing is not None and states is None,
         )
         self._book = Book(limits, self._queue, self._running)
         self._drafting = Drafting(config, kv_cache.block_size, self._running, self._queue)
@@ -77,7 +85,8 @@ class Scheduler:
             config, kv_cache, self._running, self._queue, self._book, self._drafting
         )
         beams = Beams(self._book, self._running, self._queue)
-        self._results = Results(self._book, self._running, beams, self._drafting)
+        failures = Failures(kv_cache, self._running)
+        self._results = Results(self._book, self._running, beams, self._drafting, failures)
         self._in_flight: deque[Step] = deque()
         self._last_step = 0
         self._num_steps = 0
@@ -130,6 +139,8 @@ class Scheduler:
         num_cached = self._kv.get_memory_stats().cached_blocks
         if self._running.sharing is not None:
             self._running.sharing.forget_all()
+        if self._running.states is not None:
+            self._running.states.kept.forget_all()
         return num_cached
 
     def withdraw(self, request_ids: Iterable[int] | None = None) -> list[Request]:
@@ -164,7 +175,7 @@ class Scheduler:
 
     def get_stats(self) -> SchedulerStats:
         """Return the counters."""
-        running = self._running
+        running, states = self._running, self._running.states
         return SchedulerStats(
             num_steps=self._num_steps,
             num_preemptions=running.num_preemptions,
@@ -176,6 +187,8 @@ class Scheduler:
             num_waiting_requests=self._queue.num_requests,
             num_drafts=self._drafting.num_drafts,
             num_kept_drafts=self._drafting.num_kept,
+            num_kept_states=0 if states is None else len(states.kept),
+            num_state_hits=0 if states is None else states.num_hits,
         )
 
     def get_memory_stats(self) -> MemoryStats:
@@ -205,7 +218,8 @@ class Scheduler:
         self._last_step = step.step_id
         self._num_steps += 1
         self._in_flight.append(step)
-        return step.output(running.slots.take_released(), *running.host.take_moves())
+        copies = () if running.states is None else running.states.take_copies()
+        return step.output(running.slots.take_released(), *running.host.take_moves(), copies)
 
     # Results
 

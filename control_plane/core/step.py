@@ -11,6 +11,7 @@ from control_plane.core.batch import (
     PromptLogprobsRequest,
     RowConstraint,
     SlotStart,
+    StateCopy,
     StepBatch,
     StepResult,
 )
@@ -221,8 +222,9 @@ class Step:
         released: tuple[int, ...],
         swap_out: tuple[BlockMove, ...],
         swap_in: tuple[BlockMove, ...],
+        state_copies: tuple[StateCopy, ...] = (),
     ) -> SchedulerOutput:
-        """Return the step as it is sent, with the slots to forget and the blocks to move."""
+        """Return the step as it is sent: slots to forget, blocks to move, states to copy."""
         rows, num_decodes = self.rows, self.num_decode_rows
         new_block_counts = [0] * len(rows)
         new_block_ids: list[int] = []
@@ -255,6 +257,7 @@ class Step:
                 draft_ids=[token for _, ids in sorted(self.drafts.items()) for token in ids],
                 constraints=self._constraints() if self.has_constraints else (),
                 embeddings=tuple(self._embeddings),
+                state_copies=state_copies,
             ),
             decode_request_ids=request_ids[:num_decodes],
             prefill_request_ids=request_ids[num_decodes:],

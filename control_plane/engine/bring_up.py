@@ -64,6 +64,7 @@ class ConnectedPlane:
                 block_size=self.plane.block_size,
                 num_blocks=self.plane.num_blocks,
                 max_beams=self.limits.num_slots,
+                shares_prompts=self.limits.num_states == 0,
             ),
             vocab_size=self.plane.vocab_size,
             eos_token_ids=self.eos_token_ids,

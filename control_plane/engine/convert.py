@@ -79,6 +79,10 @@ def batch_to_proto(
             )
             for row, is_sum in batch.embeddings
         ],
+        state_copies=[
+            compute_pb2.StateCopy(source=copy.source, destination=copy.destination)
+            for copy in batch.state_copies
+        ],
     )
 
 
@@ -219,6 +223,7 @@ def description_from_proto(response: compute_pb2.DescribeResponse) -> PlaneDescr
         hidden_size=model.hidden_size,
         max_embeddings=limits.max_embeddings,
         pooling=model.pooling,
+        num_states=response.num_states,
     )
 
 

@@ -32,14 +32,17 @@ DRAFT_CONSTRAINTS = "draft_constraints"
 PROMPT_LOGPROBS = "prompt_logprobs"
 """The feature of planes that give log-probabilities of prompts."""
 
+_MAY_GROW = ("num_blocks", "max_slots", "num_states")
+"""Facts of a plane of which more than before is no matter."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlaneDescription:
     """The answer of `Describe`, as far as decisions depend on it.
 
-    `num_host_blocks`, `tells_prompts_apart`, `features`: as in `DescribeResponse`; `pooling`: as in
-    `ModelDescription`. `max_embeddings`: rows of a batch that may give hidden states, of
-    `hidden_size` numbers each.
+    `num_host_blocks`, `tells_prompts_apart`, `features`, `num_states`: as in `DescribeResponse`;
+    `pooling`: as in `ModelDescription`. `max_embeddings`: rows of a batch that may give hidden
+    states, of `hidden_size` numbers each.
     """
 
     protocol_version: int
@@ -70,6 +73,7 @@ class PlaneDescription:
     hidden_size: int = 0
     max_embeddings: int = 0
     pooling: str = ""
+    num_states: int = 0
 
     def check(self) -> None:
         """Raise PlaneMismatchError unless this control plane can work with the plane."""
@@ -94,6 +98,12 @@ class PlaneDescription:
                     f"the compute plane says {name} {getattr(self, name)}, it must be at least 1",
                     field=name,
                 )
+        if 0 < self.num_states < self.max_slots:
+            raise PlaneMismatchError(
+                f"the compute plane says num_states {self.num_states}, it must be 0 or at least "
+                f"max_slots ({self.max_slots})",
+                field="num_states",
+            )
 
     def check_model(self, name: str) -> None:
         """Raise ModelNotFoundError if that is not what the loaded model is called."""
@@ -105,7 +115,7 @@ class PlaneDescription:
     def check_continues(self, before: PlaneDescription) -> None:
         """Raise PlaneMismatchError unless requests begun on `before` may go on here.
 
-        A pool that was sized by free memory may have become larger.
+        What was sized by free memory may have become larger.
         """
         for name in (
             "model",
@@ -120,11 +130,12 @@ class PlaneDescription:
             "max_tokens",
             "max_batches_in_flight",
             "num_host_blocks",
+            "num_states",
             "tells_prompts_apart",
             "features",
         ):
             old, new = getattr(before, name), getattr(self, name)
-            if old != new and not (name == "num_blocks" and new > old):
+            if old != new and not (name in _MAY_GROW and new > old > 0):
                 raise PlaneMismatchError(
                     f"the compute plane came back with another {name}: {_said(new)}, it was "
                     f"{_said(old)}; restart the control plane",
@@ -132,8 +143,10 @@ class PlaneDescription:
                 )
 
     def continuing(self, before: PlaneDescription | None) -> PlaneDescription:
-        """Return this plane as those see it who knew `before`: with the blocks they deal in."""
-        return self if before is None else replace(self, num_blocks=before.num_blocks)
+        """Return this plane as those see it who knew `before`: with what they deal in."""
+        if before is None:
+            return self
+        return replace(self, **{name: getattr(before, name) for name in _MAY_GROW})
 
 
 def _said(value: object) -> str:
@@ -179,6 +192,7 @@ def effective_limits(
         grammar_drafts=foresees * MOST_DRAFTS,
         embedding_size=plane.hidden_size,
         max_embeddings=plane.max_embeddings if EMBEDDINGS in plane.features else 0,
+        num_states=plane.num_states,
         **values,
     )
     return config, lowered

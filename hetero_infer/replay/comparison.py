@@ -156,6 +156,7 @@ def _check_fit(
     for name, before, after in (
         ("max_num_blocks", recorded.num_blocks, replaying.num_blocks),
         ("swap_space (blocks)", recorded.num_host_blocks, replaying.num_host_blocks),
+        ("states", recorded.num_states, replaying.num_states),
         ("max_slots", recorded.limits.max_slots, replaying.limits.max_slots),
         ("max_rows", recorded.limits.max_rows, replaying.limits.max_rows),
         ("max_tokens_per_batch", recorded.limits.max_tokens, replaying.limits.max_tokens),

@@ -4,7 +4,8 @@ The batches go there as they were recorded, one at a time, in a session of the r
 the plane samples another token than the recorded one, its slot is led back: started with the
 recorded tokens, and its last position computed again. So each step is compared on the recorded
 context, however unlike the planes are. The same extra step tells what the plane thinks of the
-recorded token, and which block of the slot no longer holds what it was filled with.
+recorded token, and which block of the slot no longer holds what it was filled with. Of a model with
+states the slot is only started: they cannot go back.
 """
 
 from __future__ import annotations
@@ -302,6 +303,9 @@ class Replayer:
         del start.token_ids[:], start.block_ids[:]
         start.token_ids.extend(slot.tokens)
         start.block_ids.extend(table)
+        if self._described.num_states:  # the state is of all tokens but the last, as recorded
+            self._plane.run(compute_pb2.ExecutionBatch(starts=[start]))
+            return _Probe(None, {})
         batch = compute_pb2.ExecutionBatch(
             starts=[start],
             slots=[number],

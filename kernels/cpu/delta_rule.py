@@ -20,8 +20,8 @@ from numba.core import cgutils
 
 from kernels.cpu.delta_net_sizes import COLUMNS, SUB_BLOCK
 from kernels.cpu.emitted import emitted
-from kernels.cpu.row_values import inverse_root_mean_square, load_pair
-from kernels.cpu.sigmoids import sigmoid, silu, softplus
+from kernels.cpu.row_values import inverse_root_mean_square, load_pair, silu
+from kernels.cpu.sigmoids import sigmoid, softplus
 from kernels.cpu.vector_ir import (
     EXP_LOWEST,
     F32,

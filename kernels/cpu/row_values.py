@@ -160,15 +160,15 @@ def gated(builder: Builder, sources: list[Value], row_format: RowFormat) -> Pair
         first, second = (gate_vector(builder, *pair) for pair in zip(gates, ups, strict=True))
     else:
         first, second = (
-            builder.fmul(_silu(builder, gate), up) for gate, up in zip(gates, ups, strict=True)
+            builder.fmul(silu(builder, gate), up) for gate, up in zip(gates, ups, strict=True)
         )
     return first, second
 
 
 def gate_vector(builder: Builder, gate: Value, up: Value) -> Value:
     """Return silu(gate) · up of one vector, as rows of bfloat16 have it."""
-    silu = _short_silu if _rounds_by_instruction() else _silu
-    return builder.fmul(silu(builder, gate), up)
+    of_gate = _short_silu if _rounds_by_instruction() else silu
+    return builder.fmul(of_gate(builder, gate), up)
 
 
 def rows_to_bf16(builder: Builder, vector: Value) -> Value:
@@ -192,7 +192,8 @@ def taken_from(row: Value) -> GroupValues:
     return values
 
 
-def _silu(builder: Builder, x: Value) -> Value:
+def silu(builder: Builder, x: Value) -> Value:
+    """Return x / (1 + e^−x)."""
     negated = builder.fneg(x)
     highest = constant(F32X, HIGHEST_EXPONENT)
     power = exp(builder, call(builder, "llvm.minnum.v16f32", F32X, [negated, highest]))

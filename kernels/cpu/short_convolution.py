@@ -10,8 +10,7 @@ from numba import types
 from numba.core import cgutils
 
 from kernels.cpu.emitted import emitted
-from kernels.cpu.row_values import load_pair
-from kernels.cpu.sigmoids import silu
+from kernels.cpu.row_values import load_pair, silu
 from kernels.cpu.vector_ir import (
     F32X,
     LANES,

@@ -1,7 +1,6 @@
-"""Sigmoid, silu and softplus of vectors, as LLVM IR.
+"""Sigmoid and softplus of vectors, as LLVM IR.
 
     sigmoid(x)   1 / (1 + e^−x)
-    silu(x)      x / (1 + e^−x)
     softplus(x)  max(x, 0) + ln(1 + e^−|x|)
 
 ln(1 + y) is 2·artanh(s) with s = y / (2 + y), at most 1/3: 2 · (s + s³/3 + s⁵/5 + …). Every step is
@@ -23,11 +22,6 @@ NUM_TERMS: Final = 8
 def sigmoid(builder: Builder, x: Value) -> Value:
     """Return 1 / (1 + e^−x); below −88 that of −88, about 6e-39."""
     return _or_nan(builder, x, builder.fdiv(constant(F32X, 1.0), _divisor(builder, x)))
-
-
-def silu(builder: Builder, x: Value) -> Value:
-    """Return x / (1 + e^−x)."""
-    return builder.fdiv(x, _divisor(builder, x))
 
 
 def softplus(builder: Builder, x: Value) -> Value:

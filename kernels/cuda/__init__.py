@@ -11,6 +11,11 @@
     quantized_kv       a pool of eight bits a number
     rope_write_kv      rotation of queries and keys, keys and values into the pool
     rms_norm, gate_mul, embedding, copy_blocks
+    short_convolution  what a Gated DeltaNet layer makes of a token before its state (step_sizes)
+    delta_rule         tokens through the states of their rows (delta_rule_columns,
+                       delta_rule_stages; recurrent_states: where those lie)
+    gated_norm         what comes out of its heads, normalised and gated
+    gate_attended      what attention gave, gated
     adjust_logits      logit bias and penalties
     sampling           the token of each sample (largest_logits, sampling_weights,
                        sampling_shortlist, weight_search, exact_exponential, philox)
@@ -19,6 +24,7 @@
     block_reductions   what a block of threads agrees on
     long_rows          reading a row by few threads
     lanes              which lane of which warp a thread is, sums over a warp
+    head_lanes         a head on the lanes of a warp
     dense_matmul       few rows times weights of 16 bits, with what a layer does before and after
                        (dense_matmul_tensor, dense_sums)
     quantized_matmul   rows times weights of eight or four bits (quantized_formats, _layout,

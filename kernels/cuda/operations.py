@@ -11,9 +11,12 @@ from kernels.cuda import (
     attention_decode,
     attention_prefill,
     copy_blocks,
+    delta_rule,
     dense_matmul,
     embedding,
+    gate_attended,
     gate_mul,
+    gated_norm,
     logprobs,
     quantized_matmul,
     quantized_rows,
@@ -22,6 +25,7 @@ from kernels.cuda import (
     route_experts,
     router_logits,
     sampling,
+    short_convolution,
 )
 from kernels.cuda.variant import Variant
 
@@ -41,9 +45,12 @@ OPERATIONS: dict[str, Operation] = {
     "attention_decode": attention_decode,
     "attention_prefill": attention_prefill,
     "copy_blocks": copy_blocks,
+    "delta_rule": delta_rule,
     "dense_matmul": dense_matmul,
     "embedding": embedding,
+    "gate_attended": gate_attended,
     "gate_mul": gate_mul,
+    "gated_norm": gated_norm,
     "logprobs": logprobs,
     "quantized_matmul": quantized_matmul,
     "quantized_rows": quantized_rows,
@@ -52,6 +59,7 @@ OPERATIONS: dict[str, Operation] = {
     "route_experts": route_experts,
     "router_logits": router_logits,
     "sampling": sampling,
+    "short_convolution": short_convolution,
 }
 
 

@@ -79,6 +79,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
     batches: list[compute_pb2.ExecutionBatch] = field(default_factory=list)
     other_session: int | None = None  # a controller that is not ours
     num_host_blocks: int = 0
+    num_states: int = 0
     features: tuple[str, ...] = ("copies", "sampled_slots")
     tells_prompts_apart: bool = False
     numerics_id: str = "fake/1"
@@ -152,6 +153,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             epoch=self.epoch,
             current_session=self.other_session or self.session,
             last_step=self.last_step,
+            num_states=self.num_states,
         )
 
     def GetModelAssets(self, request, context):

@@ -22,6 +22,7 @@ from control_plane.core.scheduler import (
 from control_plane.core.token_masks import all_but
 from planes.errors import SchedulerError, ValidationError
 from tests.properties.model_plane import ModelPlane
+from tests.properties.state_plane import StatePlane
 from tests.properties.toy_constraint import VOCABULARY, Rule, ToyConstraint
 from tests.properties.toy_model import EOS, run_alone, search_alone
 
@@ -79,8 +80,12 @@ class World:
         self.rules: dict[int | None, Rule] = {}
         self.plane = self.new_plane(0)
 
+    @property
+    def plane_class(self) -> type[ModelPlane]:
+        return StatePlane if self.config.num_states else ModelPlane
+
     def new_plane(self, last_step: int) -> ModelPlane:
-        return ModelPlane(
+        plane = self.plane_class(
             self.memory.num_blocks,
             self.memory.block_size,
             self.config.num_slots,
@@ -90,6 +95,9 @@ class World:
             self.memory.roles_matter,
             self.rules,
         )
+        if isinstance(plane, StatePlane):
+            plane.num_states = self.config.num_states
+        return plane
 
     # --- what befalls it ---
 
@@ -154,9 +162,13 @@ class World:
         return None
 
     def blocks_of(self, request: Request) -> int:
-        """What the request needs alone: its prompt's full blocks once, the rest for each beam."""
+        """What the request needs alone: its prompt's full blocks once, the rest for each beam.
+
+        Where there are states, all for each beam.
+        """
         num_each = -(-(request.max_total_len - 1) // self.memory.block_size)
         num_shared = request.num_prompt_tokens // self.memory.block_size
+        num_shared *= self.config.num_states == 0
         return num_shared + (num_each - num_shared) * (request.params.beam_width or 1)
 
     def fork(self, parent: Request, max_tokens: int) -> None:
@@ -244,6 +256,7 @@ class World:
         stats = self.kv.get_memory_stats()
         assert (stats.used_blocks, stats.cached_blocks) == (0, 0)
         assert self.scheduler.get_stats().num_host_blocks_used == 0
+        assert self.scheduler.get_stats().num_kept_states == 0
 
     def run_steps(self, num_steps: int, depth: int) -> None:
         for _ in range(num_steps):
@@ -292,6 +305,7 @@ class World:
         num_drafts = batch.draft_counts or [0] * batch.num_rows
         assert len(row_ids) == batch.num_rows
         assert batch.num_rows >= 1 or batch.starts
+        assert config.num_states or not batch.state_copies
         num_places = max(batch.num_rows, len(batch.sampled_rows)) + sum(num_drafts)
         assert num_places <= config.max_batch_size
         assert batch.num_tokens <= config.max_total_tokens
@@ -343,6 +357,7 @@ class World:
         assert 0 <= memory.internal_fragmentation < 1
         assert 0 <= stats.num_swaps <= stats.num_preemptions
         assert 0 <= stats.num_host_blocks_used <= self.config.num_host_blocks
+        assert 0 <= stats.num_kept_states <= len(self.config.kept_states)
         assert stats.num_in_flight == len(self.in_flight)
         for request in self.requests:
             self.check_request(request)

@@ -42,14 +42,15 @@ from protos.hetero.compute.v1 import compute_pb2
 from tests.compute_plane.executor.pipelined_executors import DelayedExecutor
 
 SESSION, EPOCH = 1, 2
+MAX_SLOTS = 16
 
 
 class Plane:
     """A compute plane without its process: protobuf in, protobuf out."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         limits = SlotLimits(
-            max_slots=16,
+            max_slots=MAX_SLOTS,
             max_rows=16,
             max_tokens=256,
             num_blocks=num_blocks,
@@ -57,10 +58,12 @@ class Plane:
             vocab_size=VOCAB_SIZE,
             context_length=512,
             embedding_size=SPEC.hidden_size,
+            num_states=num_states,
         )
         self.slots = SlotTable(limits)
-        self.executor = SimulatedExecutor(num_blocks=num_blocks, block_size=block_size)
-
+        self.executor = SimulatedExecutor(
+            num_blocks=num_blocks, block_size=block_size, num_states=num_states
+        )
         self._waiting: deque[StepBatch] = deque()
 
     def send(self, batch: StepBatch) -> None:
@@ -78,9 +81,11 @@ class Plane:
 class PipelinedPlane(Plane):
     """The same with a device that runs a step when its answer is wanted, and not before."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
-        executor = DelayedExecutor(num_blocks=num_blocks, block_size=block_size)
+    def __init__(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
+        super().__init__(num_blocks, block_size, num_states)
+        executor = DelayedExecutor(
+            num_blocks=num_blocks, block_size=block_size, num_states=num_states
+        )
         self._sessions = SessionLedger()
         self._session = self._sessions.open("test", take_over=False).session
         self._pipeline = StepPipeline(executor, self.slots, self._sessions, lambda _: None)
@@ -190,7 +195,7 @@ def run_mix(
     num_blocks = -(-64 // block_size) + spare_blocks
     kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache)
     scheduler = Scheduler(config, kv_cache)
-    plane = plane_class(num_blocks, block_size)
+    plane = plane_class(num_blocks, block_size, config.num_states)
     num_in_flight = 0
     made: dict[int, Request] = {}
     forks: list[tuple[Asked, tuple[int, ...], Request]] = []
@@ -207,7 +212,7 @@ def run_mix(
             elif one.forked == turn and number in made:
                 forks += fork(scheduler, made[number], one)
         if turn in deaths:
-            plane = plane_class(num_blocks, block_size)
+            plane = plane_class(num_blocks, block_size, config.num_states)
             num_in_flight = 0
             scheduler.lose_epoch()
         while num_in_flight < depth and (output := scheduler.schedule()) is not None:
@@ -250,15 +255,15 @@ def fork(
     return [(replace(asked, params=params), said, child)]
 
 
-mixes = given(
-    asked=st.lists(requests, min_size=1, max_size=8),
-    config=limits,
-    block_size=st.sampled_from([1, 3, 4, 16]),
-    spare_blocks=st.integers(0, 12),
-    depth=st.integers(1, 3),
-    deaths=st.sets(st.integers(1, 40), max_size=3),
-    prefix_cache=st.booleans(),
-)
+mix: dict[str, st.SearchStrategy[object]] = {
+    "asked": st.lists(requests, min_size=1, max_size=8),
+    "block_size": st.sampled_from([1, 3, 4, 16]),
+    "spare_blocks": st.integers(0, 12),
+    "depth": st.integers(1, 3),
+    "deaths": st.sets(st.integers(1, 40), max_size=3),
+    "prefix_cache": st.booleans(),
+}
+mixes = given(config=limits, **mix)
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,6 +20,7 @@ from control_plane.core.scheduler import RequestOutput, Scheduler, SchedulerConf
 from planes.errors import EngineError
 from tests.properties.model_plane import ModelPlane, Row, must
 from tests.properties.scheduler_world import Memory
+from tests.properties.state_plane import StatePlane, with_states
 from tests.properties.test_requests_move_between_schedulers import Side
 from tests.properties.toy_model import next_logprobs, run_alone
 
@@ -67,6 +68,10 @@ class TellingPlane(ModelPlane):
         return kept
 
 
+class TellingStatePlane(StatePlane, TellingPlane):
+    """The same with states."""
+
+
 @dataclass
 class FullSide(Side):
     """A world that also keeps the log-probabilities that came."""
@@ -81,17 +86,9 @@ class FullSide(Side):
         if not self.shares:
             self.scheduler = Scheduler(self.config, OwnKVCache(self.kv))  # type: ignore[arg-type]
 
-    def new_plane(self, last_step: int) -> ModelPlane:
-        return TellingPlane(
-            self.memory.num_blocks,
-            self.memory.block_size,
-            self.config.num_slots,
-            self.config.num_host_blocks,
-            last_step,
-            self.salts.__getitem__,
-            self.memory.roles_matter,
-            self.rules,
-        )
+    @property
+    def plane_class(self) -> type[ModelPlane]:
+        return TellingStatePlane if self.config.num_states else TellingPlane
 
     def join(self, other: Side | None) -> None:
         super().join(other)
@@ -195,13 +192,16 @@ def draw_config(draw: Random) -> SchedulerConfig:
     )
 
 
-def draw_sides(draw: Random) -> list[FullSide]:
+def draw_sides(draw: Random, *, has_states: bool) -> list[FullSide]:
     num_blocks, block_size = draw.choice([(8, 2), (16, 1), (6, 3), (5, 4), (14, 2), (12, 3)])
     is_caching, roles_matter = draw.random() < 0.7, draw.random() < 0.5
     sides: list[FullSide] = []
     for num_more in (0, draw.choice([0, 3])):
         memory = Memory(num_blocks + num_more, block_size, is_caching, roles_matter)
-        sides.append(FullSide(draw_config(draw), memory, shares=draw.random() < 0.85))
+        config = draw_config(draw)
+        if has_states:
+            config = with_states(config, draw.choice([0, 1, 2, 6]), draw.choice([1, 2, 4]))
+        sides.append(FullSide(config, memory, shares=draw.random() < 0.85))
         sides[-1].join(sides[0] if len(sides) > 1 else None)
     return sides
 
@@ -268,9 +268,9 @@ def befall(draw: Random, sides: list[FullSide]) -> None:
         side.run_steps(draw.randint(1, 8), draw.choice([1, 2, 3]))
 
 
-def run(seed: int) -> None:
+def run(seed: int, *, has_states: bool = False) -> None:
     draw = Random(seed)
-    sides = draw_sides(draw)
+    sides = draw_sides(draw, has_states=has_states)
     for _ in range(draw.randint(20, 90)):
         for side in sides:
             side.now += draw.random() < 0.1

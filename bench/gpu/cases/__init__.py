@@ -4,12 +4,13 @@ block_pool          a pool with scattered, shared and poisoned blocks
 attention_decode    decode attention, and the merge of its splits
 attention_prefill   prefill attention
 rope_write_kv       rotation and the write of K and V
-row_operations      normalisation, gate, embedding, block copies
+row_operations      norms, gates, embedding, block copies
 sampling            choosing tokens
 dense_matmul        products with dense weights, normalised before, added or gated after
 quantized_matmul    products with quantised weights, and their rows unpacked
 experts             mixtures: router logits, choosing, adding up
 expert_products     and their products
+delta_net           layers of Gated DeltaNet
 logits              log-probabilities; bias and penalties
 """
 
@@ -22,6 +23,7 @@ from bench.gpu.case import Case
 from bench.gpu.cases import (
     attention_decode,
     attention_prefill,
+    delta_net,
     dense_matmul,
     expert_products,
     experts,
@@ -36,9 +38,12 @@ from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
+from kernels.cuda.delta_rule import DeltaRuleVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
+from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.logprob_sums import LogprobSumsVariant
 from kernels.cuda.logprobs import LogprobsVariant
@@ -51,6 +56,7 @@ from kernels.cuda.router_logits import RouterLogitsVariant
 from kernels.cuda.sampling import SamplingVariant
 from kernels.cuda.sampling_shortlist import SamplingShortlistVariant
 from kernels.cuda.sampling_weights import SamplingWeightsVariant
+from kernels.cuda.short_convolution import ShortConvolutionVariant
 from kernels.cuda.variant import Variant
 
 
@@ -72,8 +78,11 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     AddExpertsVariant: experts.draw_add_experts,
     AdjustLogitsVariant: logits.draw_adjust_logits,
     CopyBlocksVariant: row_operations.draw_copy_blocks,
+    DeltaRuleVariant: delta_net.draw_delta_rule,
     DenseMatmulVariant: _dense_products,
     EmbeddingVariant: row_operations.draw_embedding,
+    GateAttendedVariant: row_operations.draw_gate_attended,
+    GatedNormVariant: row_operations.draw_gated_norm,
     LargestLogitsVariant: sampling.draw_cases_of_a_launch,
     LogprobSumsVariant: logits.draw_logprob_sums,
     LogprobsVariant: logits.draw_logprobs,
@@ -86,6 +95,7 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     SamplingShortlistVariant: sampling.draw_cases_of_a_launch,
     SamplingVariant: sampling.draw_cases,
     SamplingWeightsVariant: sampling.draw_cases_of_a_launch,
+    ShortConvolutionVariant: delta_net.draw_short_convolution,
     GateMulVariant: row_operations.draw_gate_mul,
 }
 
@@ -113,3 +123,8 @@ def _launched(variant: Variant) -> Iterator[Variant]:
         yield dense_matmul.of_few_rows(variant)
     elif isinstance(variant, RouterLogitsVariant):
         yield experts.token_alone(variant)
+    elif isinstance(variant, DeltaRuleVariant):
+        yield delta_net.convolution_of(variant)
+        norm = delta_net.norm_of(variant)
+        if norm is not None:
+            yield norm

@@ -1,4 +1,4 @@
-"""Operations that work row by row: normalisation, gate, embedding; and copies of whole blocks."""
+"""Operations that work row by row: norms, gates, embedding; and copies of whole blocks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to
 from kernels.cuda.copy_blocks import WORDS_A_THREAD, CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.fetched_weights import plan_fetch
+from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
+from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.instructions.elements import VECTOR_LENGTHS
 from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.rms_norm import RmsNormVariant
+from kernels.reference.delta_net import gate_attended, gated_norm
 from kernels.reference.embedding import embedding
 from kernels.reference.gate_mul import GATE_MUL
 from kernels.reference.rms_norm import rms_norm
 
 NEXT_CHUNKS, NEXT_INPUTS = 601, 72
 """Chunks of weights that the next launch would multiply with, and how long each is."""
+BEHIND = 32
+"""Elements of a token behind its gates that are not read."""
 
 
 def draw_gate_mul(variant: GateMulVariant, seed: int) -> list[Case]:
@@ -51,6 +56,66 @@ def draw_gate_mul(variant: GateMulVariant, seed: int) -> list[Case]:
         )
 
     return [_with_last_row(case(stored), case(stored[-1:]))]
+
+
+def draw_gate_attended(variant: GateAttendedVariant, seed: int) -> list[Case]:
+    """Rows that take one block of threads and a bit; gates from -200 to 90; the last row alone."""
+    rng = np.random.default_rng(seed)
+    features = VECTOR_LENGTHS[variant.dtype] * (variant.threads + 3)
+    attended = to_stored(variant.dtype, rng.standard_normal((3, features)))
+    gates = rng.standard_normal((3, features + BEHIND))
+    gates[0, :4] = [-200.0, 90.0, 0.0, -0.0]
+    gates[:, features:] = np.nan
+    stored = to_stored(variant.dtype, gates)
+
+    def case(rows: slice) -> Case:
+        own = attended[rows]
+        own_gates = to_float64(variant.dtype, stored[rows])[:, :features]
+        exact = gate_attended(to_float64(variant.dtype, own), own_gates)
+        arguments = ("attended", "gates", features, stored.shape[1])
+        return Case(
+            variant.name,
+            {"attended": own.copy(), "gates": stored[rows]},
+            (Launch(variant, variant.grid(len(own), features), arguments),),
+            {"attended": _expected(variant.dtype, exact)},
+        )
+
+    return [_with_last_row(case(slice(None)), case(slice(-1, None)))]
+
+
+def draw_gated_norm(variant: GatedNormVariant, seed: int) -> list[Case]:
+    """Heads of magnitudes from 1e-3 to 30, and of zeros; gates from -1e4 to 80; the last row."""
+    rng = np.random.default_rng(seed)
+    num_heads, size = 5, variant.value_size
+    width = num_heads * size
+    magnitudes = np.array([[1.0], [1e-3], [0.0], [30.0]])
+    heads = (rng.standard_normal((4, width)) * magnitudes).astype(np.float32)
+    gates = rng.standard_normal((4, width + BEHIND))
+    gates[0, :4] = [-1e4, -200.0, 80.0, -88.0]
+    gates[:, width:] = np.nan
+    stored = to_stored(variant.dtype, gates)
+    weight = rng.uniform(0.5, 1.5, size).astype(np.float32)
+    eps = 1e-6
+
+    def case(rows: slice) -> Case:
+        shape = (-1, num_heads, size)
+        own_gates = to_float64(variant.dtype, stored[rows])[:, :width].reshape(shape)
+        own_heads = to_float64("float32", heads[rows]).reshape(shape)
+        exact = gated_norm(own_heads, own_gates, weight, eps)
+        arguments = ("out", "heads", "gates", stored.shape[1], "weight", eps, num_heads)
+        return Case(
+            variant.name,
+            {
+                "out": poison(variant.dtype, exact.shape),
+                "heads": heads[rows],
+                "gates": stored[rows],
+                "weight": weight,
+            },
+            (Launch(variant, variant.grid(len(exact), num_heads), arguments),),
+            {"out": _expected(variant.dtype, exact)},
+        )
+
+    return [_with_last_row(case(slice(None)), case(slice(-1, None)))]
 
 
 def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:

@@ -81,6 +81,16 @@ def test_copies_of_a_step_without_rows_are_made_in_the_next_one() -> None:
     assert made.batches[-1].state_copies == []
 
 
+def test_who_copies_the_state_of_a_failed_row_is_refused_nothing() -> None:
+    """Rows that were sent before the failure was known are left out, and harm nobody else."""
+    made = plane()
+    made.run(step([(0, 6, 1)]), failed_rows={0: "not finite"})
+    left_out = made.run(step([(0, 7, 1)]))
+    assert [failure.row for failure in left_out.row_failures] == [0]
+    begun = step([(1, 8, 1)], starts=[start(1, b"whatever!", [7, 3, 4])])
+    assert not made.run(copying(begun, (0, 1))).row_failures
+
+
 def test_samples_of_one_row_need_copies_in_the_next_step() -> None:
     made = Plane(WITH_STATES)
     starts = [start(slot, b"twins", [7, 2]) for slot in (0, 1)]

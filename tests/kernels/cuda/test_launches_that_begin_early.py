@@ -12,6 +12,7 @@ import pytest
 
 from bench.gpu.case import Case
 from bench.gpu.cases import attention_decode as decode_cases
+from bench.gpu.cases import delta_net as delta_net_cases
 from bench.gpu.cases import dense_matmul as dense_cases
 from bench.gpu.cases import quantized_matmul as quantized_cases
 from bench.gpu.numerics import draw_cases
@@ -20,13 +21,17 @@ from kernels.cuda import (
     attention_decode_float32,
     attention_decode_tensor,
     build,
+    delta_rule,
     dense_matmul_tensor,
+    gate_attended,
     gate_mul,
+    gated_norm,
     quantized_matmul_tensor,
     rms_norm,
     rope_write_kv,
     route_experts,
     router_logits,
+    short_convolution,
 )
 from kernels.cuda.add_experts import AddExpertsVariant
 from kernels.cuda.attention_chunks import (
@@ -36,10 +41,13 @@ from kernels.cuda.attention_chunks import (
     tiles_of_chunk,
 )
 from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.delta_rule import DeltaRuleVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.disassembly import find_disassembler
 from kernels.cuda.fitted_ptx import EARLY_LAUNCHES, fitted
+from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
+from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.operations import all_variants
 from kernels.cuda.quantized_formats import FORMATS, packed_bytes
 from kernels.cuda.quantized_kv import head_bytes
@@ -48,6 +56,7 @@ from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.route_experts import RouteExpertsVariant
 from kernels.cuda.router_logits import RouterLogitsVariant
+from kernels.cuda.short_convolution import ShortConvolutionVariant
 from tests import ptx
 from tests.kernels.cuda.compiled import run_compiled, text_of, without
 from tests.kernels.cuda.simulation import Source, simulate
@@ -60,6 +69,8 @@ MINIMA = QuantizedMatmulVariant("Q4_1", "bfloat16", 8)
 ZEROS = QuantizedMatmulVariant("Q4_Z_G64", "bfloat16", 8)
 DECODE = DecodeVariant("bfloat16", 64, 3, 16)
 WIDE_DECODE = DecodeVariant("bfloat16", 256, 4, 16, None, True)
+CONVOLUTION = ShortConvolutionVariant("float16", 96, 64, 3)
+DELTA_RULE = DeltaRuleVariant("float16", 96, 64, 3, True)
 MODULES = {
     GATED: dense_matmul_tensor,
     ADDED: dense_matmul_tensor,
@@ -75,6 +86,10 @@ MODULES = {
     DECODE: attention_decode_tensor,
     WIDE_DECODE: attention_decode_tensor,
     DecodeVariant("float32", 64, 2, 16): attention_decode_float32,
+    CONVOLUTION: short_convolution,
+    DELTA_RULE: delta_rule,
+    GatedNormVariant("float32", 96): gated_norm,
+    GateAttendedVariant("bfloat16"): gate_attended,
 }
 PRODUCTS = {
     GATED: Source(dense_matmul_tensor, "make_dense_matmul", GATED),
@@ -82,8 +97,9 @@ PRODUCTS = {
     MINIMA: Source(quantized_matmul_tensor, "make_quantized_matmul", MINIMA),
 }
 ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
-READS_EARLY = {DECODE: 2, WIDE_DECODE: 2, ROPE: 6}
-"""A row's length and its first tile's block; position, slot, and two vectors each of two angles."""
+READS_EARLY = {DECODE: 2, WIDE_DECODE: 2, ROPE: 6, CONVOLUTION: 7, DELTA_RULE: 4}
+"""A row's length and its first tile's block; position, slot, and two vectors each of two angles; a
+token's row, four numbers of that, a head's rate and bias; a row's numbers."""
 LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 
 
@@ -98,6 +114,9 @@ def small_case(variant) -> Case:
     if isinstance(variant, DecodeVariant):
         window = 17 if variant.has_window else None
         return decode_cases.draw_case(variant, (19, 0), num_kv_heads=1, window=window)
+    if isinstance(variant, DeltaRuleVariant):
+        rows = (delta_net_cases.Row(3, False, 1, 0), delta_net_cases.Row(1, True, 0, 0))
+        return delta_net_cases.layer_case(variant, rows, 0, heads=(1, 2))
     return draw_cases(variant)[0]
 
 
@@ -265,7 +284,10 @@ def test_text_is_fitted_to_what_the_device_has(variant):
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "variant",
-    [GATED, DECODE, WIDE_DECODE, ROPE, pytest.param(MINIMA, marks=pytest.mark.slow)],
+    [
+        *(GATED, DECODE, WIDE_DECODE, ROPE, CONVOLUTION, DELTA_RULE),
+        pytest.param(MINIMA, marks=pytest.mark.slow),
+    ],
     ids=lambda one: one.name,
 )
 def test_the_assembler_reads_nothing_before_the_wait_but_constants_and_what_a_step_is_given(
