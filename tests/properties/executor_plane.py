@@ -17,6 +17,10 @@ from control_plane.engine.convert import batch_to_proto, result_from_proto
 from protos.hetero.compute.v1 import compute_pb2
 from tests.waiting import PATIENCE_S
 
+MAX_SLOTS = 16
+NUM_STATES = MAX_SLOTS + 6
+"""Of models with states: those of slots, and some that are kept."""
+
 
 class ExecutorPlane:
     """Slots, session and device thread of a plane: protobuf in, protobuf out.
@@ -29,7 +33,7 @@ class ExecutorPlane:
         self, executor: GPUExecutor, spec: ModelSpec, num_blocks: int, block_size: int
     ) -> None:
         limits = SlotLimits(
-            max_slots=16,
+            max_slots=MAX_SLOTS,
             max_rows=16,
             max_tokens=256,
             num_blocks=num_blocks,
@@ -37,6 +41,7 @@ class ExecutorPlane:
             vocab_size=spec.vocab_size,
             context_length=spec.context_length,
             embedding_size=spec.hidden_size,
+            num_states=0 if spec.delta_net is None else NUM_STATES,
         )
         sessions = SessionLedger()
         self._session = sessions.open("test", take_over=False).session

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compute_plane.executor.interface import GPUExecutor
+from compute_plane.model.loader import LoadedModel
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import KVCacheManager
 from control_plane.core.request import Request, RequestState
@@ -23,13 +25,16 @@ from tests.compute_plane.executor.tiny_llama import (
     model_in_memory,
     tiny_spec,
     tiny_weights,
+    with_delta_net,
 )
 from tests.devices import Target
 from tests.judging import Judge, Said
-from tests.properties.executor_plane import ExecutorPlane
+from tests.properties.executor_plane import MAX_SLOTS, NUM_STATES, ExecutorPlane
 
 SPEC = tiny_spec(head_dim=KERNEL_HEAD_DIM)
 MODEL = model_in_memory(SPEC, tiny_weights(SPEC))
+RECURRENT = with_delta_net(tiny_spec(quantisable=True, head_dim=KERNEL_HEAD_DIM))
+RECURRENT_MODEL = model_in_memory(RECURRENT, tiny_weights(RECURRENT))
 EOS = frozenset({0})
 MAX_LEN = 40
 SMALL_BLOCKS, LARGE_BLOCKS = (16, 4), (8, 16)
@@ -45,9 +50,9 @@ def blocks_on(target: Target) -> tuple[int, int]:
 
 
 @contextmanager
-def executor_on(target: Target) -> Iterator[GPUExecutor]:
+def executor_on(target: Target, model: LoadedModel = MODEL) -> Iterator[GPUExecutor]:
     num_blocks, block_size = blocks_on(target)
-    with target.running(MODEL, num_blocks=num_blocks, block_size=block_size) as made:
+    with target.running(model, num_blocks=num_blocks, block_size=block_size) as made:
         yield made
 
 
@@ -60,11 +65,14 @@ def run(
     depth: int = 1,
     deaths: frozenset[int] = frozenset(),
     prefix_cache: bool = False,
+    model: LoadedModel = MODEL,
 ) -> list[list[list[int]]]:
     """The samples of each request; in the turns of `deaths` the plane is lost with its slots."""
     kv_cache = KVCacheManager(*blocks, prefix_cache=prefix_cache)
+    if model.spec.delta_net is not None:
+        config = replace(config, max_slots=MAX_SLOTS, num_states=NUM_STATES, min_state_tokens=4)
     scheduler = Scheduler(config, kv_cache)
-    plane = ExecutorPlane(executor, SPEC, *blocks)
+    plane = ExecutorPlane(executor, model.spec, *blocks)
     requests = [
         Request(number, list(prompt), params, EOS) for number, (prompt, params) in enumerate(asked)
     ]
@@ -77,7 +85,7 @@ def run(
         assert turn < 2_000, "no progress"
         if turn in deaths:
             plane.close()
-            plane = ExecutorPlane(executor, SPEC, *blocks)
+            plane = ExecutorPlane(executor, model.spec, *blocks)
             num_in_flight = 0
             scheduler.lose_epoch()
         while num_in_flight < depth and (output := scheduler.schedule()) is not None:
@@ -95,17 +103,23 @@ def run(
     return [[sample.output_tokens for sample in request.samples] for request in requests]
 
 
-def check_crowd(target: Target, executor: GPUExecutor, asked: list[Asked], **crowd) -> None:
+def check_crowd(
+    target: Target,
+    executor: GPUExecutor,
+    asked: list[Asked],
+    model: LoadedModel = MODEL,
+    **crowd,
+) -> None:
     """Check what a crowd is told beside what each of it is told alone."""
     blocks = blocks_on(target)
-    together = run(executor, blocks, asked, **crowd)
-    alone = [run(executor, blocks, [one], ROOMY)[0] for one in asked]
+    together = run(executor, blocks, asked, model=model, **crowd)
+    alone = [run(executor, blocks, [one], ROOMY, model=model)[0] for one in asked]
     said = [
         Said(prompt, params, tokens, index)
         for (prompt, params), samples in zip(asked, together, strict=True)
         for index, tokens in enumerate(samples)
     ]
-    judge = Judge(target, MODEL)
+    judge = Judge(target, model)
     try:
         judge.check(said, [tokens for samples in alone for tokens in samples], "float32")
     finally:
@@ -151,6 +165,26 @@ def executor(target: Target) -> Iterator[GPUExecutor]:
 @crowds
 def test_a_crowd_in_a_small_pool_is_told_what_each_is_told_alone(target, executor, **crowd):
     check_crowd(target, executor, **crowd)
+
+
+@pytest.fixture(scope="module")
+def recurrent(target: Target) -> Iterator[GPUExecutor]:
+    with executor_on(target, RECURRENT_MODEL) as made:
+        yield made
+
+
+@pytest.mark.wide
+@settings(usual, max_examples=20)
+@crowds
+def test_a_crowd_of_a_model_with_states_is_told_what_each_is_told_alone(target, recurrent, **crowd):
+    check_crowd(target, recurrent, model=RECURRENT_MODEL, **crowd)
+
+
+@pytest.mark.slow
+@settings(usual, max_examples=500)
+@crowds
+def test_hundreds_of_crowds_of_a_model_with_states_are_told_the_same(target, recurrent, **crowd):
+    check_crowd(target, recurrent, model=RECURRENT_MODEL, **crowd)
 
 
 @pytest.mark.slow
