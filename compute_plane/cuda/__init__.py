@@ -4,11 +4,12 @@
     batch_layout           a batch as the device wants it: rows that decode first, columns, wants
     columns                named arrays in one buffer, so that a step's inputs are one copy
     staging                the ring of host buffers of the steps under way
-    model, weights         the walk through the layers
+    model, weights         the walk through the layers; weight_plan: where they come from
+    mixers                 attention of a layer, or Gated DeltaNet in its place
     sampling_step          logits → tokens and log-probabilities; sampling_columns: what is wanted
     answers                what came back from the device → `ExecutionOutput`
-    block_pools            KV pool and host pool: copies, swaps, digests
-    pool_size              how many blocks: what weights, the largest_step and graphs leave
+    block_pools            KV pool and host pool: copies, swaps, digests; state_pool: states
+    pool_size              how many of both: what weights, the largest_step and graphs leave
     decode_graphs          decode steps captured once for each batch size of a ladder
     decode_steps           steps in which every row decodes, by a short way to the graphs' inputs
     decode_wants           what their samples want, and what of it stays from step to step

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from compute_plane.cuda.operands import PrefillRows
-from compute_plane.executor.interface import BoolArray, ExecutionBatch
+from compute_plane.cuda.operands import PrefillRows, StateRows
+from compute_plane.cuda.state_pool import empty_rows, fill_rows
+from compute_plane.executor.interface import BoolArray, ExecutionBatch, Int32Array
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
 from kernels.cuda.attention_tiles import plan_tiles
 from planes.errors import ValidationError
@@ -35,6 +36,7 @@ class StepTensors:
     `token_ids`, `positions`: int32 [T]. `kv_slots`: int64 [T]. `num_decode`: tokens that are rows
     of their own, the first ones; `decode_tables`: int32 [num_decode, M]; `decode_lens`: int32
     [num_decode]; `longest`: none of them is longer. `prefill`: the rows of the other tokens.
+    `states`: those that all rows go on from; None: the model has none.
     """
 
     token_ids: Tensor
@@ -45,6 +47,7 @@ class StepTensors:
     decode_lens: Tensor
     longest: int
     prefill: PrefillRows | None
+    states: StateRows | None = None
 
 
 class BatchLayout:
@@ -68,6 +71,7 @@ class BatchLayout:
         self._seq_lens = batch.seq_lens.astype(np.int64)
         self._check_positions()
         self._block_size = shape.block_size
+        self._states = batch.states if shape.num_states else None
         is_decode: BoolArray = self._query_lens == 1
         self.num_decode = int(np.count_nonzero(is_decode))
         self._row_order: Int64Array = np.argsort(~is_decode, kind="stable")
@@ -107,6 +111,8 @@ class BatchLayout:
         }
         if not self.is_decode:
             columns |= self._prefill_columns()
+        if self._states is not None:
+            columns |= self._state_columns(self._states)
         return columns
 
     def _prefill_columns(self) -> dict[str, Array]:
@@ -121,6 +127,15 @@ class BatchLayout:
             "tile_tokens": tiles.tokens,
         }
 
+    def _state_columns(self, states: Int32Array) -> dict[str, Array]:
+        """Return which rows go on from which states, as `StateRows` has it."""
+        order, rows = self._row_order, empty_rows(len(self._row_order))
+        lengths = self._query_lens[order]
+        firsts, positions = np.cumsum(lengths) - lengths, self._seq_lens[order] - lengths
+        fill_rows(rows, firsts, lengths, states[order], positions)
+        numbers = np.arange(len(order), dtype=np.int32)
+        return {"state_rows": rows, "token_rows": np.repeat(numbers, lengths)}
+
     def tensors(self, columns: dict[str, Tensor]) -> StepTensors:
         """Return the step over its columns on the device."""
         prefill = self._row_order[self.num_decode :]
@@ -133,6 +148,9 @@ class BatchLayout:
                 columns["tile_rows"],
                 columns["tile_tokens"],
             )
+        states = None
+        if self._states is not None:
+            states = StateRows(columns["state_rows"], columns["token_rows"], len(prefill))
         decode = self._row_order[: self.num_decode]
         return StepTensors(
             columns["token_ids"],
@@ -143,6 +161,7 @@ class BatchLayout:
             columns["decode_lens"],
             int(self._seq_lens[decode].max(initial=0)),
             rows,
+            states,
         )
 
     def _tables(self, rows: Int64Array) -> Array:

@@ -1,6 +1,7 @@
 """The KV pool on the device, the pool of swapped blocks in host memory, and copies between blocks.
 
-Both are [blocks, L, 2, G, B, D]: a block is contiguous over all layers, so that a swap is one copy.
+Both are [blocks, L, 2, G, B, D], L being the layers with attention: a block is contiguous over all
+of them, so that a swap is one copy.
 In eight bits, int8 or float8, they are [blocks, L, 2, G, B · (D + 4)]: the bytes of the B · D
 numbers of a head and, behind them, a float32 scale for each token (`kernels.cuda.quantized_kv`);
 the pool's dtype says what the bytes are numbers of.
@@ -23,6 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.state_pool import StatePool
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.executor.interface import BlockCopy, CopyKind
 from compute_plane.memory.block_digest import block_digest
@@ -62,7 +64,8 @@ class BlockPools:
     """The blocks of one device.
 
     `device`: [N, …], a block as drawn above. `host`: [blocks, …] of the same shape, in memory that
-    the device copies from and to by itself.
+    the device copies from and to by itself. `states`: those of sequences, beside their blocks;
+    None: the model has none.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class BlockPools:
         block_size: int,
         num_blocks: int,
         num_host_blocks: int = 0,
+        num_states: int = 0,
     ) -> None:
         self._driver = driver
         self.block_size = block_size
@@ -88,11 +92,17 @@ class BlockPools:
         self.device: Tensor = device.view(dtype).view(num_blocks, *shape)
         host = driver.host_buffer(num_host_blocks * self.block_bytes)
         self.host: Tensor = host.view(dtype).view(num_host_blocks, *shape)
+        self.states = StatePool(spec, driver, num_states) if num_states else None
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the device's pool, N."""
         return len(self.device)
+
+    @property
+    def num_states(self) -> int:
+        """States beside them."""
+        return 0 if self.states is None else self.states.num_states
 
     @property
     def num_bytes(self) -> int:
@@ -119,7 +129,7 @@ class BlockPools:
 
 def block_shape(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> tuple[int, ...]:
     """Return the shape of one block of a pool of this dtype."""
-    leading = (spec.num_layers, 2, spec.num_kv_heads)
+    leading = (len(spec.attending_layers()), 2, spec.num_kv_heads)
     if dtype in EIGHT_BITS:
         return pool_shape(leading, spec.head_dim, block_size)
     return (*leading, block_size, spec.head_dim)

@@ -15,8 +15,9 @@ from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.expert_products import waits_for_experts
 from compute_plane.cuda.experts import DeviceExperts
 from compute_plane.cuda.host_layers_build import build_with_host_layers, num_device_layers
-from compute_plane.cuda.pool_size import size_pools
+from compute_plane.cuda.pool_size import room_for_states, size_pools
 from compute_plane.cuda.reference_operations import ReferenceOperations
+from compute_plane.cuda.state_pool import state_bytes
 from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
 from compute_plane.device import cuda_index, require_cuda
 from compute_plane.errors import DeviceUnavailableError
@@ -47,6 +48,9 @@ def build_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     DeviceUnavailableError and other ConfigError families for what cannot be had here,
     ModelFileError for the file's faults.
     """
+    if context.spec.delta_net is not None and context.swap_bytes:
+        log.warning("nothing is swapped: states of sequences are in no block", field="swap_space")
+        context = replace(context, swap_bytes=0)
     if context.device != "cpu":
         return _build_on_cuda(context, model)
     log.warning(
@@ -126,7 +130,14 @@ def build_on(
     weights = plan.place(device, context.num_threads)
     log.info("weights", format=plan.weight_format, dtype=plan.dtype, num_bytes=weights.num_bytes)
     log_conversions(weights.conversions)
-    sizes = size_pools(context, driver, weights, operations, pool_dtype)
+    room = room_for_states(context, driver)
+    num_slots, num_states = (0, 0) if room is None else (room.num_slots, room.num_states)
+    if room is not None:  # a row goes on from its slot's state
+        context = replace(context, max_rows=min(context.max_rows, num_slots))
+    bytes_of_states = num_states * state_bytes(spec)
+    sizes = size_pools(
+        context, driver, weights, operations, pool_dtype, bytes_of_states=bytes_of_states
+    )
     pools = BlockPools(
         spec,
         driver,
@@ -134,6 +145,7 @@ def build_on(
         block_size=context.block_size,
         num_blocks=sizes.num_blocks,
         num_host_blocks=sizes.num_host_blocks,
+        num_states=num_states,
     )
     log.info(
         "kv pool",
@@ -142,6 +154,13 @@ def build_on(
         num_bytes=pools.num_bytes,
         num_host_blocks=sizes.num_host_blocks,
     )
+    if room is not None:
+        log.info(
+            "states of sequences",
+            num_slots=num_slots,
+            num_states=num_states,
+            state_bytes=state_bytes(spec),
+        )
     executor = CudaExecutor(
         spec,
         weights,
@@ -151,7 +170,7 @@ def build_on(
         max_tokens=context.max_tokens,
         keep_logits=context.keep_logits,
     )
-    warm_up(executor, context.block_size)
+    warm_up(executor, context.block_size, has_states=room is not None)
     if context.uses_graphs and driver.has_graphs:
         most_rows = most_rows_without_waiting(weights, operations, context.max_rows)
         if most_rows:
@@ -167,6 +186,8 @@ def build_on(
         dtype=plan.weight_format if plan.is_quantised else plan.dtype,
         num_host_blocks=sizes.num_host_blocks,
         num_blocks=sizes.num_blocks,
+        num_slots=num_slots,
+        num_states=num_states,
     )
 
 

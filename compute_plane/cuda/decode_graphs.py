@@ -53,7 +53,8 @@ def bytes_of_graphs(spec: ModelSpec, sizes: Sequence[int], block_size: int) -> i
     Each keeps its logits. They share their inputs, and the tensors of the layers, which are small
     beside `SHARED_BYTES`, as is what the driver keeps of a graph.
     """
-    inputs = bytes_of_inputs(max(sizes), -(-spec.context_length // block_size))
+    width = -(-spec.context_length // block_size)
+    inputs = bytes_of_inputs(max(sizes), width, has_states=spec.delta_net is not None)
     return SHARED_BYTES + FLOAT_BYTES * spec.vocab_size * sum(sizes) + inputs
 
 
@@ -174,7 +175,9 @@ class DecodeGraphs:
         """Return the inputs of a graph: rows of padding, so that capturing writes no block."""
         with self._driver.computing():
             if self._memory is None or self._memory.num_rows < num_rows:
-                self._memory = InputMemory(self._driver, num_rows, self._table_width)
+                self._memory = InputMemory(
+                    self._driver, num_rows, self._table_width, has_states=self._model.has_states
+                )
             return GraphInputs(self._memory, num_rows, self.longest)
 
 

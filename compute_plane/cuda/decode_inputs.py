@@ -8,7 +8,8 @@ All graphs read one memory: one runs at a time. For a graph of R rows it is laid
 
 and beside it are the block tables [R, M] that kernels read, as wide as the longest sequence there
 can be: the blocks that a step has sent are copied there on the device. So a step is one copy, of
-the middle alone, or to either side as far as something has changed.
+the middle alone, or to either side as far as something has changed. What the rows go on from, in
+models with states, is in the middle, too.
 
 Array letters: R rows of the graph, S rows of the step, M table width, W blocks sent of a row.
 """
@@ -22,7 +23,9 @@ import torch
 
 from compute_plane.cuda.batch_layout import StepTensors
 from compute_plane.cuda.columns import ALIGNMENT, Layout
-from compute_plane.cuda.operands import PADDING_SLOT
+from compute_plane.cuda.operands import PADDING_SLOT, StateRows
+from compute_plane.cuda.state_pool import fill_rows
+from kernels.cuda.recurrent_states import ROW_NUMBERS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,34 +69,50 @@ MOVING: Final = {
     "history_ends": np.int64,
 }
 """Columns that every step has anew."""
+STATE_ROWS: Final = "state_rows"
+"""Another one, in models with states: `StateRows.rows`, those of padding without tokens."""
 
 
-def rows_layout(num_rows: int) -> Layout:
-    """Return the columns of a graph of so many rows."""
+def rows_layout(num_rows: int, *, has_states: bool = False) -> Layout:
+    """Return the columns of a graph of so many rows; `has_states`: of a model with states."""
+    arrays: dict[str, tuple[type, tuple[int, ...]]]
     arrays = {name: (dtype, (num_rows,)) for name, dtype in (STAYING | MOVING).items()}
     arrays["bias_starts"] = STAYING["bias_starts"], (num_rows + 1,)
+    if has_states:
+        arrays[STATE_ROWS] = np.int32, (num_rows, ROW_NUMBERS)
     return Layout(arrays)
 
 
-def bytes_of_inputs(num_rows: int, table_width: int) -> int:
+def bytes_of_inputs(num_rows: int, table_width: int, *, has_states: bool = False) -> int:
     """Return what the inputs of graphs of up to so many rows take."""
-    return rows_layout(num_rows).num_bytes + 2 * INT_BYTES * num_rows * table_width + ALIGNMENT
+    columns = rows_layout(num_rows, has_states=has_states).num_bytes
+    numbers = INT_BYTES * num_rows if has_states else 0
+    return columns + 2 * INT_BYTES * num_rows * table_width + numbers + ALIGNMENT
 
 
 class InputMemory:
     """The memory of the inputs of graphs of up to `num_rows` rows; its tables are zeroed.
 
-    What lies there, as far as the host knows, else None: `staying`, a `HostRows.staying` of the
-    staying columns; `tables_sent`, the array that tables were copied from.
+    `has_states`: of models with states; `token_rows`: int32 [num_rows], the row of each token, of
+    such models. What lies there, as far as the host knows, else None: `staying`, a
+    `HostRows.staying` of the staying columns; `tables_sent`, the array that tables were copied
+    from.
     """
 
-    def __init__(self, driver: Driver, num_rows: int, table_width: int) -> None:
+    def __init__(
+        self, driver: Driver, num_rows: int, table_width: int, *, has_states: bool = False
+    ) -> None:
         self.num_rows = num_rows
+        self.has_states = has_states
         table_bytes = INT_BYTES * num_rows * table_width
-        self.columns: Tensor = driver.device_buffer(rows_layout(num_rows).num_bytes + table_bytes)
+        column_bytes = rows_layout(num_rows, has_states=has_states).num_bytes
+        self.columns: Tensor = driver.device_buffer(column_bytes + table_bytes)
         tables = driver.device_buffer(table_bytes)
         self.tables: Tensor = tables.view(torch.int32).view(num_rows, table_width)
         self.tables.zero_()
+        self.token_rows: Tensor | None = None
+        if has_states:
+            self.token_rows = torch.arange(num_rows, dtype=torch.int32, device=tables.device)
         self.forget()
 
     def forget(self) -> None:
@@ -111,9 +130,12 @@ class GraphInputs:
     def __init__(self, memory: InputMemory, num_rows: int, longest: int) -> None:
         self.memory = memory
         self.num_rows = num_rows
-        self.layout = rows_layout(num_rows)
+        self.layout = rows_layout(num_rows, has_states=memory.has_states)
         self.first_moving = self.layout.fields["token_ids"].offset
         self.columns = self.layout.tensors(memory.columns)
+        states = None
+        if memory.token_rows is not None:
+            states = StateRows(self.columns[STATE_ROWS], memory.token_rows[:num_rows], num_long=0)
         self.step = StepTensors(
             self.columns["token_ids"],
             self.columns["positions"],
@@ -123,10 +145,11 @@ class GraphInputs:
             self.columns["decode_lens"],
             longest,
             None,
+            states,
         )
         self._sent_tables: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         memory.forget()
-        for name in MOVING:
+        for name in self.layout.fields.keys() - STAYING.keys():
             self.columns[name].zero_()
         self.step.kv_slots.fill_(PADDING_SLOT)
 
@@ -148,8 +171,8 @@ class GraphInputs:
 class HostRows:
     """The columns of a graph of R rows as the host fills them in; they stay from step to step.
 
-    `arrays`: by name, [R] each, `bias_starts` [R + 1]. `staying`: what the staying columns say,
-    whatever it is called.
+    `arrays`: by name, as in `rows_layout`. `staying`: what the staying columns say, whatever it is
+    called.
     """
 
     def __init__(self, inputs: GraphInputs) -> None:
@@ -158,10 +181,18 @@ class HostRows:
         self.arrays["kv_slots"].fill(PADDING_SLOT)
         self.num_rows = 0
         self.staying: object = None
+        self._moving = self.arrays.keys() - STAYING.keys()
+        self._every: Array = np.arange(inputs.num_rows, dtype=np.int32)
 
     def resize(self, num_rows: int) -> None:
         """Make rows from `num_rows` on padding again."""
         if num_rows < self.num_rows:
-            for name in MOVING:
+            for name in self._moving:
                 self.arrays[name][num_rows:] = PADDING_SLOT if name == "kv_slots" else 0
         self.num_rows = num_rows
+
+    def fill_states(self, states: Array, positions: Array) -> None:
+        """Fill in which states the rows go on from, [S] each."""
+        num_rows = len(states)
+        rows = self.arrays[STATE_ROWS][:num_rows]
+        fill_rows(rows, self._every[:num_rows], 1, states, positions)

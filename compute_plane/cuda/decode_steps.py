@@ -21,33 +21,33 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.cuda.answers import answer
 from compute_plane.cuda.columns import ALIGNMENT, Layout
 from compute_plane.cuda.decode_graphs import LADDER
 from compute_plane.cuda.decode_inputs import HostRows
+from compute_plane.cuda.decode_under_way import DecodeUnderWay, TakenStep
 from compute_plane.cuda.decode_wants import NOT_RAGGED, DecodeWants, Ragged, keys_of
 from compute_plane.cuda.masks import have_masks
 from compute_plane.cuda.operands import MAX_LOGPROBS
 from compute_plane.cuda.sampling_step import GroupWork, results_layout
+from compute_plane.cuda.state_pool import OwnStates
 from compute_plane.executor.decode_checks import DecodeChecks
-from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput
 from compute_plane.executor.sampling_rows import SamplingRows
 from compute_plane.executor.token_layout import check_copies
 from planes.errors import ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.decode_graphs import DecodeGraphs
     from compute_plane.cuda.decode_inputs import GraphInputs
-    from compute_plane.cuda.drivers import Driver, Event
+    from compute_plane.cuda.drivers import Driver
     from compute_plane.cuda.last_samples import LastSamples
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.staging import Berth, StagingRing
-    from compute_plane.cuda.step_times import TimedStep
+    from compute_plane.executor.interface import ExecutionBatch
     from compute_plane.executor.token_layout import PoolShape
 
 Array = npt.NDArray[Any]
@@ -57,52 +57,6 @@ MAX_WORKS: Final = 1024
 """Of tensors that are kept made, by what they depend on."""
 RESULT_BYTES: Final = 4 * MOST_ROWS * (3 + 2 * MAX_LOGPROBS) + 5 * ALIGNMENT
 """Results of that many samples with log-probabilities take no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeUnderWay:
-    """Such a step that is queued; a `LaunchedStep`. `done`: when its results are in the berth."""
-
-    batch: ExecutionBatch
-    wants: DecodeWants
-    berth: Berth
-    vocab_size: int
-    block_digests: Sequence[int]
-    done: Event
-    timed: TimedStep
-
-    @property
-    def begun_ns(self) -> int | None:
-        """Since when the device has had its graph, beside which the rest is little."""
-        return self.timed.begun_ns
-
-    @property
-    def ended_ns(self) -> int | None:
-        """When it was over, once it has been waited for."""
-        return self.timed.ended_ns
-
-    def wait(self) -> None:
-        """Wait for the step; from any thread, also once the berth is another step's."""
-        self.done.wait()
-
-    def answer(self) -> ExecutionOutput:
-        """Wait for the step and return what it produced; once only. Raises DeviceLostError."""
-        results = self.berth.collect()
-        return answer(self.batch, self.wants.plan, results, self.vocab_size, self.block_digests)
-
-
-@dataclass(frozen=True, slots=True)
-class TakenStep:
-    """A batch that goes this way: the graph's rows, the slot of the pool that each row writes.
-
-    `ragged`: what is sent beside its columns; None: all of that is there.
-    """
-
-    batch: ExecutionBatch
-    num_graph_rows: int
-    kv_slots: Array
-    wants: DecodeWants
-    ragged: Ragged | None
 
 
 @dataclass(slots=True)
@@ -139,6 +93,7 @@ class DecodeSteps:
         self._graphs = graphs
         self._operations = operations
         self._pools = pools
+        self._own_states = OwnStates(shape.num_states)
         self._ring = ring
         self._last = last
         self._shape = shape
@@ -161,7 +116,7 @@ class DecodeSteps:
             return None
         rung = self._graphs.rung(most)
         kv_slots = None if rung is None else self._checks.kv_slots(batch)
-        if rung is None or kv_slots is None:
+        if rung is None or kv_slots is None or not self._own_states.has(batch):
             return None
         try:
             check_copies(batch.copies, self._shape)
@@ -176,6 +131,8 @@ class DecodeSteps:
         batch, rung, wants = step.batch, step.num_graph_rows, step.wants
         inputs = self._graphs.inputs(rung)
         ragged = self._send(step, berth)
+        if self._pools.states is not None:
+            self._pools.states.run(batch.state_copies)
         host = self._host_rows(inputs)
         self._fill(host, step, ragged)
         num_awaited, in_order = self._fill_awaited(host, batch)
@@ -256,6 +213,8 @@ class DecodeSteps:
         arrays["positions"][:num_rows] = batch.positions
         arrays["decode_lens"][:num_rows] = batch.seq_lens
         arrays["kv_slots"][:num_rows] = step.kv_slots
+        if self._pools.states is not None:
+            host.fill_states(batch.states, batch.positions)
         positions = (
             sampling.positions
             if isinstance(sampling, SamplingRows)

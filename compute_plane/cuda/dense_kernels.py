@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from compute_plane.cuda.operands import num_delta_net_inputs
 from kernels.cuda.activation import SILU
 from kernels.cuda.dense_matmul import (
     COLUMNS,
@@ -83,8 +84,9 @@ class DenseKernels:
     ) -> None:
         self._launcher = launcher
         self._dtype = dtype
-        # A norm that adds what it has normalised before is a launch of its own.
-        self._can_normalise = not spec.has_output_norms
+        # A norm that adds what it has normalised before is a launch of its own, and so is one whose
+        # weights 16 bits would not hold.
+        self._can_normalise = not (spec.has_output_norms or spec.norms_begin_at_one)
         self._products: dict[tuple[Writes, int, int], DenseMatmulVariant] = {}
         if not is_dense or dtype not in DTYPES:
             return
@@ -138,6 +140,10 @@ class DenseKernels:
 def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int]]:
     """Yield what becomes of each product of a model, and its outputs."""
     yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    if spec.gates_attention:
+        yield "rounded", spec.query_size
+    if spec.delta_net is not None:
+        yield "rounded", num_delta_net_inputs(spec.delta_net)
     yield "rounded" if spec.has_output_norms else "added", spec.hidden_size
     for size in sorted(spec.common_mlp_sizes):
         yield "gated", size

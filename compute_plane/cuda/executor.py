@@ -1,6 +1,7 @@
 """The CUDA executor: a batch in, queued on the device, its answer out.
 
-    check → host columns → one copy → block copies → layers → logits → samples → one copy → answer
+    check → host columns → one copy → copies of blocks and states
+          → layers → logits → samples → one copy → answer
 
 Steps in which every row decodes take a shorter way to the same: their layers and logits are one
 graph (`decode_steps`).
@@ -27,7 +28,8 @@ from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import plan_copies
 from compute_plane.cuda.columns import Layout
 from compute_plane.cuda.decode_graphs import DecodeGraphs
-from compute_plane.cuda.decode_steps import DecodeSteps, DecodeUnderWay, TakenStep
+from compute_plane.cuda.decode_steps import DecodeSteps
+from compute_plane.cuda.decode_under_way import DecodeUnderWay, TakenStep
 from compute_plane.cuda.embeddings import embedding_columns, run_embeddings
 from compute_plane.cuda.last_samples import LastSamples
 from compute_plane.cuda.model import LlamaModel
@@ -106,11 +108,15 @@ class CudaExecutor:
         self._max_tokens = max_tokens
         self._keep_logits = keep_logits
         self._shape = PoolShape(
-            pools.num_blocks, pools.block_size, spec.vocab_size, len(pools.host)
+            pools.num_blocks,
+            pools.block_size,
+            spec.vocab_size,
+            len(pools.host),
+            pools.num_states,
         )
         longest = min(spec.context_length, pools.num_blocks * pools.block_size)
         with driver.computing():  # which reads what is made here
-            self._model = LlamaModel(spec, weights, pools.device, operations, longest)
+            self._model = LlamaModel(spec, weights, pools, operations, longest)
         self._longest = longest
         table_width = -(-longest // pools.block_size)
         self._graphs = DecodeGraphs(driver, self._model, table_width=table_width, longest=longest)
@@ -173,6 +179,8 @@ class CudaExecutor:
                 inputs = self._ring.upload(berth, Layout.of(columns), columns)
                 self._last.fill_in(inputs)
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
+                if self._pools.states is not None:
+                    self._pools.states.run(batch.state_copies)
                 timed = self._ring.times.begin(None)
                 done = self._compute(layout, plan, inputs, berth, len(batch.embeddings), timed)
             digests = [self._pools.digest(block) for block in batch.digest_blocks]

@@ -13,6 +13,7 @@ from compute_plane.cuda.decode_graphs import batch_sizes, bytes_of_graphs
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import (
     DeviceBytes,
+    check_is_whole,
     device_bytes,
     first_layers,
     first_weights,
@@ -51,7 +52,7 @@ def num_device_layers(
 
     `weights`: of the whole model. A limit beyond what the device has left means that. Where the
     pool sizes itself, all run there if the smallest pool finds room beside them. Raises ConfigError
-    if not one layer fits.
+    if not one layer fits, or not all do of a model with states.
     """
     limit, free = context.gpu_memory_limit, driver.free_bytes()
     if limit is None:
@@ -61,7 +62,10 @@ def num_device_layers(
         needs = _needs(context, driver, weights, pool_dtype, context.block_demand.least)
         if needs.whole <= limit:
             return context.spec.num_layers
-    return layers_within(_needs(context, driver, weights, pool_dtype, context.num_blocks), limit)
+    needs = _needs(context, driver, weights, pool_dtype, context.num_blocks)
+    if context.spec.delta_net is not None:
+        check_is_whole(needs, limit)
+    return layers_within(needs, limit)
 
 
 def _needs(

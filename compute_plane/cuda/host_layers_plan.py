@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from compute_plane.cuda.expert_products import expert_working_bytes
+from compute_plane.cuda.operands import num_delta_net_inputs
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS
+from compute_plane.cuda.state_pool import state_bytes
 from planes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,6 +77,18 @@ def layers_within(needs: DeviceBytes, limit_bytes: int) -> int:
     return sum(end <= limit_bytes for end in ends) - 1
 
 
+def check_is_whole(needs: DeviceBytes, limit_bytes: int) -> None:
+    """Raise ConfigError, naming `gpu_memory_limit`, if a model that is not cut does not fit."""
+    if needs.whole > limit_bytes:
+        raise ConfigError(
+            "gpu_memory_limit: a model whose layers keep states of sequences runs on the device as "
+            f"a whole, which takes at least {_gib(needs.whole)} GiB, got "
+            f"{limit_bytes / (1 << 30):.3g} "
+            "(fewer --max-num-blocks or --max-tokens-per-batch take less)",
+            field="gpu_memory_limit",
+        )
+
+
 def device_bytes(
     spec: ModelSpec,
     weights: WeightPlan,
@@ -88,11 +102,12 @@ def device_bytes(
 ) -> DeviceBytes:
     """Return what a model takes whose steps have a dtype of `item_bytes`.
 
-    `pool_bytes`: of the KV pool of all layers, which have equal parts of it. `table_bytes`,
+    `pool_bytes`: of the KV pool of all layers that attend, which have equal parts of it. Of states
+    there is one, the least that is needed. `table_bytes`,
     `history_bytes`: of the block tables and penalties' histories of a step, the latter of whole
     models only; `graph_bytes`: of decode graphs, likewise.
     """
-    of_layer = pool_bytes // spec.num_layers
+    of_layer = pool_bytes // len(spec.attending_layers())
     head = weights.final_norm.num_bytes
     if weights.lm_head is not weights.embedding:
         head += weights.lm_head.num_bytes
@@ -100,8 +115,11 @@ def device_bytes(
     logits = 4 * FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size
     working = working_bytes(spec, item_bytes, max_tokens) + table_bytes
     return DeviceBytes(
-        first=weights.embedding.num_bytes + working,
-        layers=tuple(layer.num_bytes + of_layer for layer in weights.layers),
+        first=weights.embedding.num_bytes + working + state_bytes(spec),
+        layers=tuple(
+            layer.num_bytes + (of_layer if spec.delta_net_of(index) is None else 0)
+            for index, layer in enumerate(weights.layers)
+        ),
         last=head + logits + history_bytes + graph_bytes,
     )
 
@@ -114,14 +132,27 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     """
     hidden, queries = spec.hidden_size, spec.query_size
     attention = 4 * hidden + (queries + 2 * spec.kv_size) + 2 * queries
+    attention += queries if spec.gates_attention else 0
+    recurrence = _recurrence_bytes(spec, item_bytes) // item_bytes
     feed_forward = 5 * hidden + 3 * max(spec.mlp_sizes)
     # What goes to the host is summed in float32, out of both parts of the hidden states.
     handed_over = 2 * hidden + 3 * hidden * FLOAT_BYTES // item_bytes
-    widest = max(attention, feed_forward, handed_over)
+    widest = max(attention, recurrence, feed_forward, handed_over)
     num_tables = 2 if spec.layers_with_local_rope else 1
     angles = num_tables * FLOAT_BYTES * spec.context_length * spec.head_dim
     of_experts = expert_working_bytes(spec, item_bytes, max_tokens)
     return RESERVED_BYTES + angles + max_tokens * widest * item_bytes + of_experts
+
+
+def _recurrence_bytes(spec: ModelSpec, item_bytes: int) -> int:
+    """Return what a token takes in a layer with states."""
+    of = spec.delta_net
+    if of is None:
+        return 0
+    inputs = num_delta_net_inputs(of)
+    # In float32: what comes out of the convolution and, at most, of the heads.
+    floats = of.channels + 2 * of.num_value_heads + of.value_size
+    return item_bytes * (4 * spec.hidden_size + inputs + of.value_size) + FLOAT_BYTES * floats
 
 
 def first_layers(spec: ModelSpec, num_layers: int) -> ModelSpec:

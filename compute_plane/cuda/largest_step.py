@@ -3,16 +3,17 @@
 It has as many tokens as a batch may have and as many logits as exist at once, all of them adjusted,
 sampled and listed with log-probabilities, as many embeddings as a batch may ask for, room for
 results of every token, and room for the longest inputs: histories and block tables. Its tokens have
-no place in a pool: keys and values are written nowhere and read from one block of zeros. What torch
-holds afterwards is what steps need.
+no place in a pool: keys and values are written nowhere and read from one block of zeros. All of
+them go through one state as if they were one row. What torch holds afterwards is what steps need.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import BlockPools
@@ -42,12 +43,15 @@ MOST_HISTORY_BYTES: Final = 128 << 20
 if TYPE_CHECKING:
     import torch
 
+    from compute_plane.cuda.batch_layout import StepTensors
     from compute_plane.cuda.drivers import Driver
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.sampling_columns import SamplingPlan
     from compute_plane.cuda.weights import DeviceWeights
     from compute_plane.executor.registry import ExecutorContext
     from compute_plane.model.spec import ModelSpec
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +85,20 @@ def run_largest_step(
     enough.
     """
     block_size, max_tokens = sizes.block_size, sizes.max_tokens
-    pools = BlockPools(spec, driver, dtype=pool_dtype, block_size=block_size, num_blocks=1)
+    has_states = spec.delta_net is not None
+    pools = BlockPools(
+        spec,
+        driver,
+        dtype=pool_dtype,
+        block_size=block_size,
+        num_blocks=1,
+        num_states=int(has_states),
+    )
     with driver.computing():  # which reads what is made here
-        model = LlamaModel(spec, weights, pools.device, operations, spec.context_length)
+        model = LlamaModel(spec, weights, pools, operations, spec.context_length)
     batch = largest_batch(spec, sizes)
-    shape = PoolShape(batch.block_tables.size, block_size, spec.vocab_size, 0)
+    num_states = len(batch.query_lens) if has_states else 0
+    shape = PoolShape(batch.block_tables.size, block_size, spec.vocab_size, 0, num_states)
     layout = BatchLayout(batch, shape, max_tokens=max_tokens, tile_tokens=operations.tile_tokens)
     plan = _plan(batch, layout, spec.vocab_size)
     columns = layout.columns()
@@ -94,6 +107,8 @@ def run_largest_step(
     columns["kv_slots"] = np.full_like(columns["kv_slots"], PADDING_SLOT)
     for tables in {"decode_tables", "prefill_tables"} & columns.keys():
         columns[tables] = np.zeros_like(columns[tables])
+    if has_states:
+        columns |= one_long_row(columns["state_rows"], max_tokens)
     inputs_of = Layout.of(columns)
     more_bytes = bytes_of_tables(spec, sizes)
     if has_head:
@@ -115,14 +130,31 @@ def run_largest_step(
             )
             buffers = [driver.device_buffer(most_of.num_bytes) for _ in range(MAX_STEPS_UNDER_WAY)]
             results = results_of.tensors(buffers[0])
-            hidden = model.run(layout.tensors(inputs))
+            hidden = model.run(_with_one_long_row(layout.tensors(inputs)))
             for group in plan.groups:
                 logits = model.logits(hidden, inputs["out_tokens"][group.out_tokens])
                 run_group(group, logits, inputs, results, operations)
             run_embeddings(model, hidden, inputs, results)
         else:
-            rows_for_the_host(model.run(layout.tensors(inputs)))
+            rows_for_the_host(model.run(_with_one_long_row(layout.tensors(inputs))))
     driver.synchronize()
+
+
+def one_long_row(rows: Array, num_tokens: int) -> dict[str, Array]:
+    """Return the columns of rows of which the first has all tokens, and begins in state 0.
+
+    `rows`: [R, 4], as in `StateRows`. Nothing takes more memory than a single long row.
+    """
+    found = np.zeros_like(rows)
+    found[0] = 0, num_tokens, 0, 1
+    return {"state_rows": found, "token_rows": np.zeros(num_tokens, dtype=np.int32)}
+
+
+def _with_one_long_row(step: StepTensors) -> StepTensors:
+    """Return the step as those columns have it."""
+    if step.states is None:
+        return step
+    return replace(step, states=replace(step.states, num_long=1))
 
 
 def bytes_of_tables(spec: ModelSpec, sizes: StepSizes) -> int:
@@ -178,4 +210,5 @@ def largest_batch(spec: ModelSpec, sizes: StepSizes) -> ExecutionBatch:
         query_lens=query_lens,
         sampled_rows=sampled_rows,
         sampling=sampling,
+        states=np.arange(num_rows if spec.delta_net is not None else 0, dtype=np.int32),
     )

@@ -97,12 +97,27 @@ class LayerProducts:
     """Queues products on a device's operations. `eps`: of all norms."""
 
     def __init__(self, operations: DeviceOperations, eps: float) -> None:
-        self._operations = operations
+        self.operations = operations
         self._eps = eps
 
     def normed(self, hidden: Hidden, norm: Tensor | None, projection: Projection) -> Tensor:
         """Return the normalised rows times a projection, [T, N]. `norm`: [E]; None: as they are."""
         return self._normed(hidden, norm, projection, "rounded")
+
+    def both_normed(
+        self, hidden: Hidden, norm: Tensor | None, one: Projection, other: Projection
+    ) -> tuple[Tensor, Tensor]:
+        """Return the normalised rows times two projections, as `normed`; normalised once."""
+        x = None
+        if hidden.added is not None or not all(
+            self._norms_with(len(hidden.residual), norm, projection) for projection in (one, other)
+        ):
+            x = self.normalised(hidden, norm, self._of_library(len(hidden.residual), one))
+        first, second = (
+            self._normed(hidden, norm, projection, "rounded", normalised=x)
+            for projection in (one, other)
+        )
+        return first, second
 
     def gated(
         self,
@@ -142,7 +157,7 @@ class LayerProducts:
         weight = self._taken(len(x), projection)
         if weight is not None and norm is None:
             around = Around(writes="added", bias=bias)
-            self._operations.dense_matmul(hidden.residual, x, weight, around)
+            self.operations.dense_matmul(hidden.residual, x, weight, around)
             return
         hidden.added = self._beside(x, projection, weight, bias)
         hidden.norm = None if norm is None else AddedNorm(norm, self._eps)
@@ -155,7 +170,7 @@ class LayerProducts:
             # Of a model whose sublayers' outputs are normalised, and none of those has this bias.
             assert bias is None
             out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
-            self._operations.dense_matmul(out, x, weight, Around())
+            self.operations.dense_matmul(out, x, weight, Around())
             return out
         product = self._of_library(len(x), projection, is_added=True)
         if product is not None and product.num_parts > 1:
@@ -163,7 +178,7 @@ class LayerProducts:
             if bias is not None:
                 parts[0] += bias
             return parts
-        return project(x, projection, self._operations, x.dtype, bias)
+        return project(x, projection, self.operations, x.dtype, bias)
 
     def _normed(
         self,
@@ -174,7 +189,7 @@ class LayerProducts:
         then: Projection | None = None,
         normalised: Tensor | None = None,
     ) -> Tensor:
-        operations, residual = self._operations, hidden.residual
+        operations, residual = self.operations, hidden.residual
         num_outputs = projection.num_outputs // (2 if writes == "gated" else 1)
         dtype = torch.float32 if writes == "float32" else residual.dtype
         num_rows = len(residual)
@@ -219,10 +234,10 @@ class LayerProducts:
             return self._summed(hidden, then)
         out = torch.empty_like(residual)
         if added is None:
-            self._operations.rms_norm(out, residual, norm, eps, then)
+            self.operations.rms_norm(out, residual, norm, eps, then)
         else:
             added_weight = None if hidden.norm is None else hidden.norm.weight
-            self._operations.add_rms_norm(out, residual, added, norm, eps, then, added_weight)
+            self.operations.add_rms_norm(out, residual, added, norm, eps, then, added_weight)
             hidden.added = hidden.norm = None
         return out
 
@@ -233,16 +248,23 @@ class LayerProducts:
             # By the operation that normalises the sum as well, which nobody reads.
             assert hidden.norm is not None
             weight, unread = hidden.norm.weight, torch.empty_like(residual)
-            self._operations.add_rms_norm(
+            self.operations.add_rms_norm(
                 unread, residual, added, weight, self._eps, then, added_weight=weight
             )
             hidden.added = hidden.norm = None
         return residual
 
+    def _norms_with(self, num_rows: int, norm: Tensor | None, projection: Projection) -> bool:
+        """Whether rows are normalised by the product itself."""
+        weight = self._taken(num_rows, projection)
+        return (
+            weight is not None and norm is not None and self.operations.normalises_product(weight)
+        )
+
     def _taken(self, num_rows: int, projection: Projection) -> Tensor | None:
         """Return the weights if `dense_matmul` takes them for so many rows."""
         weight = _dense_weight(projection)
-        if weight is None or not self._operations.takes_product(num_rows, weight):
+        if weight is None or not self.operations.takes_product(num_rows, weight):
             return None
         return weight
 
@@ -253,7 +275,7 @@ class LayerProducts:
         weight = _dense_weight(projection)
         if weight is None:
             return None
-        num_parts = self._operations.num_product_parts(num_rows, weight) if is_added else 1
+        num_parts = self.operations.num_product_parts(num_rows, weight) if is_added else 1
         return NextProduct(weight, num_parts)
 
 

@@ -1,7 +1,7 @@
 """The walk of a step's tokens through a model.
 
-    embedding → for each layer:  norm → QKV → biases, norms of heads, rotate, write K and V
-                                 → attention, with the layer's window → O (norm), add
+    embedding → for each layer:  norm → attention, or what is in its place  (`mixers`)
+                                 → O (norm), add
                                  norm → gate, up → gated → down (norm), add  (`expert_products`)
               → for the tokens whose logits are wanted:  norm → logits
               → for those whose hidden states are wanted:  norm in float32  (`embeddings`)
@@ -15,14 +15,14 @@ hold for equal batches only (the numerics id names the library).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from compute_plane.cuda.expert_products import ExpertProducts
 from compute_plane.cuda.layer_products import Hidden, LayerProducts, normed_rows
-from compute_plane.cuda.operands import HeadChanges, LayerAttention
+from compute_plane.cuda.mixers import Angles, AttentionMixer, Turns, mixers_of
 from compute_plane.cuda.weights import DeviceMlp
 from compute_plane.model.rope import (
     attention_factors,
@@ -34,42 +34,38 @@ from compute_plane.model.rope import (
 
 if TYPE_CHECKING:
     from compute_plane.cuda.batch_layout import StepTensors
+    from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.weights import DeviceLayer, DeviceWeights
     from compute_plane.model.spec import ModelSpec
 
 
-Angles: TypeAlias = tuple[Tensor, Tensor]
-"""Cosines and sines, float32 [positions, D/2] each."""
-Turns: TypeAlias = tuple[Angles, Tensor]
-"""Angles, and each token's place among them."""
-
-
 class LlamaModel:
     """Weights, pool and operations of one device, put together.
 
-    `pool`: of the device, as in `block_pools`. `max_positions`: tokens of the longest sequence
-    there can be.
+    `pools`: of the device. `max_positions`: tokens of the longest sequence there can be.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         weights: DeviceWeights,
-        pool: Tensor,
+        pools: BlockPools,
         operations: DeviceOperations,
         max_positions: int,
     ) -> None:
         self._spec = spec
         self._weights = weights
-        self._pool = pool
+        self._device = pools.device.device
         self._operations = operations
-        self._angles = rotary_angles(spec, max_positions, pool.device)
+        self.has_states = pools.states is not None
+        """Whether its steps have rows that go on from states."""
+        self._angles = rotary_angles(spec, max_positions, self._device)
         self._local_angles = self._angles
         if spec.layers_with_local_rope:
-            self._local_angles = rotary_angles(local_rope(spec), max_positions, pool.device)
+            self._local_angles = rotary_angles(local_rope(spec), max_positions, self._device)
         # Of layers that turn nothing: those of one position, at which all tokens are.
-        one = torch.full((1, spec.head_dim // 2), float(score_factor(spec)), device=pool.device)
+        one = torch.full((1, spec.head_dim // 2), float(score_factor(spec)), device=self._device)
         self._no_angles: Angles = one, torch.zeros_like(one)
         self._final_norm = weights.final_norm
         if spec.logits_scale != 1:
@@ -79,16 +75,10 @@ class LlamaModel:
         if spec.mixture is not None:
             self._experts = ExpertProducts(operations, self._products, spec.mixture)
         growth = query_growth(spec)
-        grows = None if growth is None else (torch.from_numpy(growth[0]).to(pool.device), growth[1])
-        self._changes = [
-            HeadChanges(layer.qkv_bias, layer.head_norms, spec.rms_norm_eps, grows)
-            for layer in weights.layers
-        ]
-
-        self._attention = [
-            LayerAttention(spec.window_of(index), layer.sinks)
-            for index, layer in enumerate(weights.layers)
-        ]
+        grows = None
+        if growth is not None:
+            grows = torch.from_numpy(growth[0]).to(self._device), growth[1]
+        self._mixers = mixers_of(self._products, spec, weights.layers, pools, grows)
 
     @property
     def vocab_size(self) -> int:
@@ -98,19 +88,35 @@ class LlamaModel:
     def run(self, step: StepTensors) -> Hidden:
         """Queue all layers over the tokens of a step."""
         weights, products = self._weights, self._products
+        heads = self._heads(step)
         residual = self._empty(step.token_ids.shape[0], self._spec.hidden_size)
         self._operations.embedding(residual, weights.embedding, step.token_ids)
         if self._spec.embedding_scale != 1:
             residual.mul_(self._spec.embedding_scale)
         hidden = Hidden(residual)
-        for index, (layer, turns) in enumerate(zip(weights.layers, self._turns(step), strict=True)):
-            after_attention, after_mlp = layer.output_norms or (None, None)
-            qkv = products.normed(hidden, layer.attn_norm, layer.qkv)
-            attended = self._attended(index, qkv, step, turns)
-            del qkv  # its memory serves what follows
-            products.add(hidden, attended, layer.o, after_attention, layer.o_bias)
+        for layer, mixer, turns in zip(
+            weights.layers, self._mixers, self._turns(step), strict=True
+        ):
+            after_mixer, after_mlp = layer.output_norms or (None, None)
+            if isinstance(mixer, AttentionMixer):
+                mixed = mixer.run(hidden, layer.attn_norm, step, turns)
+            else:
+                assert step.states is not None
+                mixed = mixer.run(hidden, layer.attn_norm, step.states, heads)
+            products.add(hidden, mixed, layer.mixer.o, after_mixer, layer.mixer.o_bias)
+            del mixed  # its memory serves what follows
             self._feed_forward(hidden, layer, after_mlp)
         return hidden
+
+    def _heads(self, step: StepTensors) -> Tensor | None:
+        """Return where value heads lie in all layers of a step that may have tokens in no row.
+
+        Those have zeros there, so that they are alike.
+        """
+        states, of = step.states, self._spec.delta_net
+        if states is None or of is None or states.num_long:
+            return None
+        return self._empty(len(step.token_ids), of.value_size).zero_()
 
     def _turns(self, step: StepTensors) -> list[Turns]:
         """Return how the tokens of a step turn, layer by layer."""
@@ -153,35 +159,8 @@ class LlamaModel:
         weight = self._weights.final_norm.float()
         return normed_rows(hidden.sums(), weight, self._spec.rms_norm_eps)
 
-    def _attended(self, index: int, qkv: Tensor, step: StepTensors, turns: Turns) -> Tensor:
-        """Queue the attention of a layer; return its heads side by side, [T, H·D]."""
-        spec, operations, pool = self._spec, self._operations, self._pool
-        num_tokens, num_decode = qkv.shape[0], step.num_decode
-        own = self._attention[index]
-        queries = self._empty(num_tokens, spec.num_heads, spec.head_dim)
-        operations.rope_write_kv(
-            queries, pool, index, qkv, *turns, step.kv_slots, self._changes[index]
-        )  # fmt: skip
-        attended = torch.empty_like(queries)
-        if num_decode:
-            operations.attention_decode(
-                attended[:num_decode],
-                queries[:num_decode],
-                pool,
-                index,
-                step.decode_tables,
-                step.decode_lens,
-                step.longest,
-                own,
-            )
-        if step.prefill is not None:
-            operations.attention_prefill(
-                attended[num_decode:], queries[num_decode:], pool, index, step.prefill, own
-            )
-        return attended.view(num_tokens, spec.query_size)
-
     def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self._weights.dtype, device=self._pool.device)
+        return torch.empty(shape, dtype=self._weights.dtype, device=self._device)
 
 
 def rotary_angles(

@@ -6,9 +6,12 @@ Array letters are those of `compute_plane.cuda.operations`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from compute_plane.model.spec import DeltaNet
 
 MAX_LOGPROBS: Final = 20
 """Most likely tokens listed beside one: the width of the arrays they are written to."""
@@ -64,6 +67,43 @@ class LayerAttention:
 
 
 PLAIN: Final = LayerAttention()
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Which rows of a step go on from which states; `kernels.cuda.recurrent_states`.
+
+    `rows`: int32 [R, 4], of each row its first token, how many there are, its state, and 1 if it
+    begins with an empty one; a row without tokens is none. `token_rows`: int32 [T], the row of each
+    token. `num_long`: how many rows may have more than one token; it decides about time only. If
+    there are any, no token is in no row. Neither tensor is written by a kernel: both are read
+    before the launch ahead has ended.
+    """
+
+    rows: Tensor
+    token_rows: Tensor
+    num_long: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDeltaNet:
+    """What a layer with Gated DeltaNet has of its own; `kernels.reference.delta_net`.
+
+    `convolution`: float32 [K, C], the last row is of the token itself. `rates`, `time_bias`:
+    float32 [Hv]. `norm`: float32 [Dv]; `eps`: of its RMSNorm. `sizes`: the same in all layers.
+    """
+
+    convolution: Tensor
+    rates: Tensor
+    time_bias: Tensor
+    norm: Tensor
+    eps: float
+    sizes: DeltaNet
+
+
+def num_delta_net_inputs(of: DeltaNet) -> int:
+    """Return what a layer with Gated DeltaNet reads of a token: q, k, v, z, b, a."""
+    return of.channels + of.value_size + 2 * of.num_value_heads
 
 
 Writes: TypeAlias = Literal["rounded", "float32", "added", "gated"]

@@ -11,7 +11,8 @@ return before the device is done: work is queued on the current stream. `then`: 
     ids, positions, rows  int32; slots of the pool and positions of samples int64
 
 Array letters: T tokens, S rows, H query heads, G kv heads, D head size, N blocks, L layers, B block
-size, M table width, E hidden size, F feed-forward size, K samples, R rows of logits, V vocabulary.
+size, M table width, E hidden size, F feed-forward size, K samples, R rows of logits, V vocabulary;
+those of Gated DeltaNet are `kernels.reference.delta_net`'s.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
         Around,
         HeadChanges,
         LayerAttention,
+        LayerDeltaNet,
         LogprobColumns,
         LogprobOutputs,
         PrefillRows,
         SamplingColumns,
+        StateRows,
     )
 
 
@@ -193,6 +196,27 @@ class DeviceOperations(Protocol):
         """Attend with each query token to all tokens of its row up to itself, or of its window.
 
         `out`, `query`: [T, H, D], the tokens of `rows` one row after the other.
+        """
+        ...
+
+    def gate_attended(self, attended: Tensor, gates: Tensor) -> None:
+        """Multiply what attention gave by the sigmoids of its gates; both [T, H·D]."""
+        ...
+
+    def delta_net(
+        self,
+        out: Tensor,
+        states: Tensor,
+        layer: int,
+        inputs: Tensor,
+        rows: StateRows,
+        own: LayerDeltaNet,
+    ) -> None:
+        """Bring the tokens of rows through their states; `kernels.reference.delta_net`.
+
+        `out`: [T, Hv·Dv]; of a token that is in no row nothing is written. `states`: as in
+        `state_pool`; those of `rows` go on in the part of a layer, by its number among those with
+        states. `inputs`: [T, C + Hv·Dv + 2·Hv], q, k, v before the convolution, z, b, a.
         """
         ...
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from torch import Tensor
 
@@ -22,17 +21,18 @@ from compute_plane.cuda.experts import (
     SharedExperts,
     StackedMatrix,
 )
-from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection
-from compute_plane.cuda.planned_matrix import PlannedMatrix
+from compute_plane.cuda.planned_matrix import (
+    Placed,
+    PlannedMatrix,
+    projection_of,
+    values_of,
+)
 from compute_plane.cuda.weights import DeviceMlp
 from compute_plane.model import expert_layout, layout
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
 from kernels.cuda.quantized_formats import GATE_TURN, PANEL_ROWS
-
-Placed: TypeAlias = Callable[[PlannedMatrix], Matrix]
-"""Gives a planned matrix where it lies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class PlannedMlp:
 
     def at(self, placed: Placed) -> DeviceMlp:
         """Return it where it lies."""
-        return DeviceMlp(_projection(placed, self.gate_up), _projection(placed, self.down))
+        return DeviceMlp(projection_of(placed, self.gate_up), projection_of(placed, self.down))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,9 @@ class PlannedShared:
     def at(self, placed: Placed) -> SharedExperts:
         """Return it where it lies."""
         mlp, gate = self.mlp.at(placed), self.gate
-        return SharedExperts(mlp.gate_up, mlp.down, None if gate is None else _values(placed(gate)))
+        return SharedExperts(
+            mlp.gate_up, mlp.down, None if gate is None else values_of(placed(gate))
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,18 +115,18 @@ class PlannedExperts:
         """Return it where it lies."""
         correction, shared = self.correction, self.shared
         return DeviceExperts(
-            _values(placed(self.router)),
+            values_of(placed(self.router)),
             self._matrices(placed, [part.gate_up for part in self.parts]),
             self._matrices(placed, [part.down for part in self.parts]),
             None if self.biases is None else self._placed_biases(placed, self.biases),
-            None if correction is None else _values(placed(correction)).view(-1),
+            None if correction is None else values_of(placed(correction)).view(-1),
             None if shared is None else shared.at(placed),
         )
 
     def _placed_biases(self, placed: Placed, biases: PlannedBiases) -> ExpertBiases:
         """Return biases where they lie, those of gates as their rows do."""
         router, gate_up, down = (
-            _values(placed(planned)) for planned in (biases.router, biases.gate_up, biases.down)
+            values_of(placed(planned)) for planned in (biases.router, biases.gate_up, biases.down)
         )
         of_stacks: tuple[Tensor, ...] = (gate_up.view(self.num_experts, -1),)
         matrices = self.parts[0].gate_up
@@ -138,21 +140,12 @@ class PlannedExperts:
     def _matrices(
         self, placed: Placed, parts: Iterable[tuple[PlannedMatrix, ...]]
     ) -> ExpertMatrices:
-        projections = tuple(_projection(placed, part) for part in parts)
+        projections = tuple(projection_of(placed, part) for part in parts)
         if not self.is_stacked:
             return ExpertMatrices(projections)
         return ExpertMatrices.stacked(
             [StackedMatrix.of(matrix, self.num_experts) for matrix in projections[0].parts]
         )
-
-
-def _values(matrix: Matrix) -> Tensor:
-    assert isinstance(matrix, DenseMatrix)
-    return matrix.values
-
-
-def _projection(placed: Placed, parts: Iterable[PlannedMatrix]) -> Projection:
-    return Projection(tuple(placed(part) for part in parts))
 
 
 def plan_mlp(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from compute_plane.cuda.matrices import DenseMatrix, Matrix, QuantizedMatrix
+from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection, QuantizedMatrix
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.tensor import ALL_ROWS, IntArray, RawTensor, TensorFormat
@@ -109,3 +111,18 @@ class PlannedMatrix:
         # A view of the mapped file is read-only, which torch warns of: that is copied.
         stored = torch.from_numpy(np.require(rows, requirements=("C", "W")))
         return DenseMatrix(stored.view(TORCH_TYPES[self.target]).to(device))
+
+
+Placed: TypeAlias = Callable[[PlannedMatrix], Matrix]
+"""Gives a planned matrix where it lies."""
+
+
+def values_of(matrix: Matrix) -> Tensor:
+    """Return the values of one that is not quantised; of a vector [1, n]."""
+    assert isinstance(matrix, DenseMatrix)
+    return matrix.values
+
+
+def projection_of(placed: Placed, parts: Iterable[PlannedMatrix]) -> Projection:
+    """Return what rows are multiplied with at one place, where it lies."""
+    return Projection(tuple(placed(part) for part in parts))

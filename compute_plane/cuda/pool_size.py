@@ -1,4 +1,4 @@
-"""How many blocks the pools get: what the largest step and the decode graphs leave.
+"""How many blocks the pools get: what states, the largest step and the decode graphs leave.
 
 On a device that says how much memory it has, the largest step is run before there is a pool, and
 what is free after it is free indeed. Where the device is the processor, its memory is the host's.
@@ -6,7 +6,7 @@ what is free after it is free indeed. Where the device is the processor, its mem
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -14,8 +14,10 @@ import torch
 from compute_plane.cuda.block_pools import block_bytes
 from compute_plane.cuda.decode_graphs import batch_sizes, bytes_of_graphs
 from compute_plane.cuda.largest_step import StepSizes, run_largest_step
+from compute_plane.cuda.state_pool import state_bytes
 from compute_plane.memory.sizing import (
     MIB,
+    Memory,
     PoolBudget,
     available_memory_bytes,
     check_pools_fit,
@@ -23,6 +25,7 @@ from compute_plane.memory.sizing import (
     host_memory,
     size_in_host_memory,
 )
+from compute_plane.memory.state_sizing import StateRoom, size_states
 from planes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,8 +53,13 @@ def size_pools(
     weights: DeviceWeights,
     operations: DeviceOperations,
     pool_dtype: torch.dtype,
+    *,
+    bytes_of_states: int = 0,
 ) -> PoolSizes:
-    """Size the pools once the weights are placed. Raises ConfigError for what does not fit."""
+    """Size the pools once the weights are placed. Raises ConfigError for what does not fit.
+
+    `bytes_of_states`: which will be taken beside.
+    """
     bytes_of_block = block_bytes(context.spec, pool_dtype, context.block_size)
     driver.release_unused()  # what loading the weights has left
     if driver.free_bytes() is None:
@@ -60,37 +68,71 @@ def size_pools(
             context.swap_bytes,
             bytes_of_block,
             utilization=context.gpu_memory_utilization,
-            memory=host_memory(),
+            memory=_left_by(bytes_of_states),
         )
         return PoolSizes(num_blocks, num_host_blocks, graph_bytes=0)  # a processor has none
     num_host_blocks = check_pools_fit(
         0, context.swap_bytes, bytes_of_block, available_memory_bytes()
     )
     _run_largest_step(context, driver, weights, operations, pool_dtype)
-    budget = pool_budget(context, driver, weights.num_bytes)
+    budget = pool_budget(context, driver, weights.num_bytes, bytes_of_states)
     num_blocks = choose_num_blocks(context.block_demand, budget, bytes_of_block)
-    return PoolSizes(num_blocks, num_host_blocks, budget.aside_bytes)
+    return PoolSizes(num_blocks, num_host_blocks, budget.aside_bytes - bytes_of_states)
 
 
-def pool_budget(context: ExecutorContext, driver: Driver, weights_bytes: int) -> PoolBudget:
+def room_for_states(context: ExecutorContext, driver: Driver) -> StateRoom | None:
+    """Return the room for states once the weights are placed; None: the model has none.
+
+    Raises ConfigError as `size_states` does.
+    """
+    if context.spec.delta_net is None:
+        return None
+    driver.release_unused()
+    free = driver.free_bytes()
+    memory = host_memory()
+    if free is not None:
+        total = int(_share(context) * driver.total_bytes())
+        left_alone = driver.total_bytes() - total
+        memory = Memory(total, max(0, free - left_alone))
+    return size_states(state_bytes(context.spec), context.max_slots, memory)
+
+
+def pool_budget(
+    context: ExecutorContext, driver: Driver, weights_bytes: int, bytes_of_states: int = 0
+) -> PoolBudget:
     """Return what the pool may take, once the largest step was run.
 
     A limit on the device's memory (`gpu_memory_limit`) stands for the share of it.
     """
     total, free = driver.total_bytes(), driver.free_bytes() or 0
-    share = context.gpu_memory_utilization if context.gpu_memory_limit is None else 1.0
+    share = _share(context)
     limit, used = int(share * total), total - free
     aside = 0
     if context.uses_graphs and driver.has_graphs:
         needed = bytes_of_graphs(context.spec, batch_sizes(context.max_rows), context.block_size)
-        aside = min(needed, max(0, int(GRAPH_SHARE * (limit - used))))
+        aside = min(needed, max(0, int(GRAPH_SHARE * (limit - used - bytes_of_states))))
     words = (
         f"of {total // MIB} MiB a share of {share:g} may be taken (--gpu-memory-utilization), "
         f"{used // MIB} MiB are taken once a step of {context.max_tokens} tokens was run "
         f"(--max-tokens-per-batch; weights: {weights_bytes // MIB} MiB), {aside // MIB} MiB are "
         "for decode graphs (--no-cuda-graph)"
     )
-    return PoolBudget(limit_bytes=limit, used_bytes=used, aside_bytes=aside, words=words)
+    if bytes_of_states:
+        words += f", {bytes_of_states // MIB} MiB for states of sequences"
+    return PoolBudget(
+        limit_bytes=limit, used_bytes=used, aside_bytes=aside + bytes_of_states, words=words
+    )
+
+
+def _share(context: ExecutorContext) -> float:
+    """Return the share of the device's memory, or of the limit, that may be taken."""
+    return context.gpu_memory_utilization if context.gpu_memory_limit is None else 1.0
+
+
+def _left_by(num_bytes: int) -> Memory | None:
+    """Return the host's memory once so many bytes are taken."""
+    memory = host_memory()
+    return memory and replace(memory, free_bytes=memory.free_bytes - num_bytes)
 
 
 def _run_largest_step(

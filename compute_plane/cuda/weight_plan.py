@@ -32,18 +32,23 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import torch
-from torch import Tensor
 
 from compute_plane.cuda.experts import ExpertUses
-from compute_plane.cuda.matrices import DenseMatrix, Projection
 from compute_plane.cuda.planned_feedforward import (
     PlannedExperts,
     PlannedMlp,
     plan_experts,
     plan_mlp,
 )
-from compute_plane.cuda.planned_matrix import DENSE_FORMATS, PlannedMatrix
-from compute_plane.cuda.weights import DTYPES, DeviceLayer, DeviceWeights
+from compute_plane.cuda.planned_layer import PlannedLayer
+from compute_plane.cuda.planned_matrix import (
+    DENSE_FORMATS,
+    PlannedMatrix,
+    projection_of,
+    values_of,
+)
+from compute_plane.cuda.planned_mixers import plan_mixer
+from compute_plane.cuda.weights import DTYPES, DeviceWeights
 from compute_plane.executor.weight_formats import (
     AUTO,
     OWN_FORMAT,
@@ -91,42 +96,6 @@ class QuantizedUses:
     biased: frozenset[str] = frozenset()
     num_outputs: int = 0
     num_weights: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedLayer:
-    """One decoder layer, as in `DeviceLayer`."""
-
-    attn_norm: PlannedMatrix | None
-    qkv: tuple[PlannedMatrix, ...]
-    o: tuple[PlannedMatrix, ...]
-    mlp_norm: PlannedMatrix | None
-    feedforward: PlannedMlp | PlannedExperts
-    qkv_bias: PlannedMatrix | None
-    head_norms: tuple[PlannedMatrix, PlannedMatrix] | None
-    output_norms: tuple[PlannedMatrix, PlannedMatrix] | None
-    o_bias: PlannedMatrix | None
-    sinks: PlannedMatrix | None
-
-    @property
-    def vectors(self) -> tuple[PlannedMatrix, ...]:
-        """Everything else, and what chooses experts."""
-        part = self.feedforward
-        alone = self.attn_norm, self.mlp_norm, self.qkv_bias, self.o_bias, self.sinks
-        others = [vector for vector in alone if vector is not None]
-        others += part.vectors if isinstance(part, PlannedExperts) else []
-        norms = (*(self.head_norms or ()), *(self.output_norms or ()))
-        return (*others, *norms)
-
-    @property
-    def matrices(self) -> tuple[PlannedMatrix, ...]:
-        """Everything that rows are multiplied with."""
-        return (*self.qkv, *self.o, *self.feedforward.matrices)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes on the device."""
-        return sum(part.num_bytes for part in (*self.vectors, *self.matrices))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +156,12 @@ class WeightPlan:
             embedding=_formats(self.embedding),
             gates=_formats(*(part for part in multiplied if part.in_turns)),
             biased=_formats(
-                *(part for layer in self.layers if layer.o_bias is not None for part in layer.o)
+                *(
+                    part
+                    for layer in self.layers
+                    if layer.mixer.o_bias is not None
+                    for part in layer.mixer.o
+                )
             ),
             num_outputs=max((n for n, _ in sizes), default=0),
             num_weights=max((n * k for n, k in sizes), default=0),
@@ -223,44 +197,16 @@ class WeightPlan:
             conversions = self._with_bytes(measure_conversions(converted, pool))
         self.source.forget_pages()
 
-        def vector(planned: PlannedMatrix) -> Tensor:
-            matrix = placed[planned]
-            assert isinstance(matrix, DenseMatrix)
-            return matrix.values.view(-1)
-
-        def pair(one: PlannedMatrix, other: PlannedMatrix) -> tuple[Tensor, Tensor]:
-            return vector(one), vector(other)
-
-        def perhaps(planned: PlannedMatrix | None) -> Tensor | None:
-            return None if planned is None else vector(planned)
-
-        def projection(*parts: PlannedMatrix) -> Projection:
-            return Projection(tuple(placed[part] for part in parts))
-
         weights = DeviceWeights(
             dtype=DTYPES[self.dtype],
             embedding=placed[self.embedding],
-            layers=tuple(
-                DeviceLayer(
-                    attn_norm=perhaps(layer.attn_norm),
-                    qkv=projection(*layer.qkv),
-                    o=projection(*layer.o),
-                    mlp_norm=perhaps(layer.mlp_norm),
-                    feedforward=layer.feedforward.at(placed.__getitem__),
-                    qkv_bias=perhaps(layer.qkv_bias),
-                    head_norms=layer.head_norms and pair(*layer.head_norms),
-                    output_norms=layer.output_norms and pair(*layer.output_norms),
-                    o_bias=perhaps(layer.o_bias),
-                    sinks=perhaps(layer.sinks),
-                )
-                for layer in self.layers
-            ),
-            final_norm=vector(self.final_norm),
-            lm_head=projection(self.lm_head),
+            layers=tuple(layer.at(placed.__getitem__) for layer in self.layers),
+            final_norm=values_of(placed[self.final_norm]).view(-1),
+            lm_head=projection_of(placed.__getitem__, (self.lm_head,)),
             num_bytes=self.num_bytes,
             conversions=conversions,
         )
-        if device.type == "cuda":  # biases of experts have been put in order there
+        if device.type == "cuda":  # biases of experts, for one, have been put in order there
             torch.cuda.synchronize(device)
         return weights
 
@@ -332,8 +278,6 @@ def plan_weights(
         def tensor(role: str) -> RawTensor:
             return source.tensor(name(role))
 
-        biases, sinks = layout.qkv_biases(spec, index), layout.sinks(spec, index)
-        o_bias = layout.output_bias(spec, index)
         input_norms = pair_of_norms(layout.input_norms(spec, index)) or (None, None)
         feedforward: PlannedMlp | PlannedExperts
         mixture = spec.mixture_of(index)
@@ -344,15 +288,10 @@ def plan_weights(
             feedforward = plan_experts(spec, mixture, source, index, format_of, joined, vector)
         return PlannedLayer(
             attn_norm=input_norms[0],
-            qkv=joined(*map(tensor, (layout.QUERY, layout.KEY, layout.VALUE))),
-            o=joined(tensor(layout.OUTPUT)),
+            mixer=plan_mixer(spec, source, index, joined, vector, norm),
             mlp_norm=input_norms[1],
             feedforward=feedforward,
-            qkv_bias=vector(*biases) if biases else None,
-            head_norms=pair_of_norms(layout.head_norms(spec, index)),
             output_norms=pair_of_norms(layout.output_norms(spec, index)),
-            o_bias=vector(*o_bias) if o_bias else None,
-            sinks=vector(*sinks, target=TensorFormat.F32) if sinks else None,
         )
 
     (embedding,) = joined(source.tensor(layout.EMBEDDING))

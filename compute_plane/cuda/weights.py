@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,26 +29,62 @@ class DeviceMlp:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeviceAttention:
+    """Attention of a layer.
+
+    `qkv`: (H + 2·G)·D outputs, the query heads first. `o`: of what it gives. `qkv_bias`:
+    [(H + 2·G)·D]; `head_norms`: [D] each, for query and for key heads; `o_bias`: [hidden]; `sinks`:
+    float32 [H] (`DeviceOperations.attention_decode`); `gate`: H·D outputs, whose sigmoid multiplies
+    what attention gives. None where the architecture has none.
+    """
+
+    qkv: Projection
+    o: Projection
+    qkv_bias: Tensor | None = None
+    head_norms: tuple[Tensor, Tensor] | None = None
+    o_bias: Tensor | None = None
+    sinks: Tensor | None = None
+    gate: Projection | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceDeltaNet:
+    """What a layer has in place of attention: `kernels.reference.delta_net`.
+
+    `inputs`: C + Hv·Dv + 2·Hv outputs: q, k, v before the convolution, z, b, a. `o`: of what it
+    gives. `convolution`: float32 [K, C]; `rates`, `time_bias`: float32 [Hv]; `norm`: float32 [Dv].
+    """
+
+    inputs: Projection
+    o: Projection
+    convolution: Tensor
+    rates: Tensor
+    time_bias: Tensor
+    norm: Tensor
+
+    @property
+    def o_bias(self) -> None:
+        """There is none."""
+        return None
+
+
+Mixer: TypeAlias = DeviceAttention | DeviceDeltaNet
+"""What lets a token see those before it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
     """One decoder layer; matrices are [output features, input features], vectors [hidden].
 
-    `qkv`: (H + 2·G)·D outputs, the query heads first. `feedforward`: one MLP or a mixture.
-    `qkv_bias`: [(H + 2·G)·D]; `head_norms`: [D] each, for query and for key heads; `output_norms`:
-    of what attention and the MLP give, before it is added; `o_bias`: of what attention gives;
-    `sinks`: float32 [H] (`DeviceOperations.attention_decode`). None where the architecture has
-    none.
+    `feedforward`: one MLP or a mixture. `output_norms`: of what mixer and MLP give, before it is
+    added. None where the architecture has none.
     """
 
     attn_norm: Tensor | None
-    qkv: Projection
-    o: Projection
+    mixer: Mixer
     mlp_norm: Tensor | None
     feedforward: DeviceMlp | DeviceExperts
-    qkv_bias: Tensor | None = None
-    head_norms: tuple[Tensor, Tensor] | None = None
     output_norms: tuple[Tensor, Tensor] | None = None
-    o_bias: Tensor | None = None
-    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

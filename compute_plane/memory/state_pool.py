@@ -66,7 +66,7 @@ def room_for_states(
     if spec.delta_net is None or not num_layers:
         return None
     state_bytes = num_layers * layer_state_bytes(*sizes_of(spec.delta_net))
-    return size_states(state_bytes, max_slots, None if memory is None else memory.free_bytes)
+    return size_states(state_bytes, max_slots, memory)
 
 
 def make_states(spec: ModelSpec, num_states: int, first_layer: int = 0) -> StatePool | None:

@@ -1,7 +1,9 @@
 """How many states of sequences there is room for, and how many of them are slots'.
 
-States take at most a quarter of the memory that is free once the weights are there. Of four, three
-are slots' (as many as the plane may have), the others are kept to be found again (ADR 0040).
+States take an eighth of all memory, and half of what is free once the weights are there if that is
+less: the memory there is stays what it is, so a plane that is started again finds room for as many,
+and its control plane goes on. Of four states three are slots' (as many as the plane may have), the
+others are kept to be found again (ADR 0040).
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from compute_plane.memory.sizing import MIB
+from compute_plane.memory.sizing import MIB, Memory
 from planes.errors import ConfigError
 
-SHARE: Final = 4
-"""One part of so many of the free memory."""
+SHARE_OF_ALL: Final = 8
+SHARE_OF_FREE: Final = 2
+"""One part in so many of all memory, and of what is free."""
 MOST_KEPT: Final = 256
 """States beside the slots', at most: the beginnings of so many texts."""
 
@@ -26,20 +29,23 @@ class StateRoom:
     num_states: int
 
 
-def size_states(state_bytes: int, max_slots: int, free_bytes: int | None) -> StateRoom:
+def size_states(state_bytes: int, max_slots: int, memory: Memory | None) -> StateRoom:
     """Return how many states of so many bytes there is room for.
 
-    `free_bytes` None: unknown, and as many as may be. Raises ConfigError, naming `model`, where
-    not even one fits.
+    `memory` None: unknown, and as many as may be. Raises ConfigError, naming `model`, where not
+    even one fits.
     """
     most = max_slots + min(max_slots, MOST_KEPT)
-    if free_bytes is None:
+    if memory is None:
         return StateRoom(max_slots, most)
-    fits = min(free_bytes // SHARE // state_bytes, most)
+    room = min(memory.total_bytes // SHARE_OF_ALL, memory.free_bytes // SHARE_OF_FREE)
+    fits = min(room // state_bytes, most)
     if not fits:
         raise ConfigError(
-            f"model: a sequence of it has a state of {state_bytes // MIB} MiB, which takes at most "
-            f"one part in {SHARE} of the memory that is free ({free_bytes // MIB} MiB)",
+            f"model: a sequence of it has a state of {state_bytes // MIB} MiB; for states there are "
+            f"{room // MIB} MiB, one part in {SHARE_OF_ALL} of all memory "
+            f"({memory.total_bytes // MIB} MiB) and one in {SHARE_OF_FREE} of what is free "
+            f"({memory.free_bytes // MIB} MiB) at most",
             field="model",
         )
     return StateRoom(min(max_slots, max(-(-fits * 3 // 4), fits - MOST_KEPT)), fits)

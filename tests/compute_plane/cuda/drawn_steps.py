@@ -25,6 +25,7 @@ from compute_plane.executor.step import (
 )
 from compute_plane.executor.step_pipeline import StepPipeline
 from compute_plane.executor.work import Answer, Work
+from compute_plane.model.spec import ModelSpec
 from tests.compute_plane.cuda.torch_executors import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -187,7 +188,8 @@ def pipelined(
     `waits_every`: behind so many steps the next one is sent when all is answered; 0: never.
     """
     sessions, answers = SessionLedger(), list[Answer]()
-    pipeline = StepPipeline(executor, SlotTable(LIMITS), sessions, lambda _: None)
+    slots = SlotTable(replace(LIMITS, num_states=executor._pools.num_states))
+    pipeline = StepPipeline(executor, slots, sessions, lambda _: None)
     session = sessions.open("test", take_over=False).session
     for step_id, batch in enumerate(batches, 1):
         header = StepHeader(session, sessions.epoch, step_id, step_id - 1)
@@ -217,8 +219,8 @@ def drawn_batches(seed: int, count: int, *, asks: bool = False) -> list[StepBatc
     return [controller.first(), *(controller.next() for _ in range(count))]
 
 
-def with_graphs(driver: RecordingDriver | None = None) -> CudaExecutor:
-    executor = torch_executor(driver=driver or RecordingDriver(), num_host_blocks=4)
+def with_graphs(driver: RecordingDriver | None = None, spec: ModelSpec = SPEC) -> CudaExecutor:
+    executor = torch_executor(spec, driver or RecordingDriver(), num_host_blocks=4)
     for rung in RUNGS:
         executor.capture_decode_graph(rung)
     return executor

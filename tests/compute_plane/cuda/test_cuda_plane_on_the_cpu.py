@@ -29,6 +29,7 @@ from tests.compute_plane.executor.tiny_llama import (
     tiny_executor,
     tiny_spec,
     tiny_weights,
+    with_delta_net,
 )
 from tests.compute_plane.rpc.plane_harness import Harness, start
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -49,9 +50,12 @@ def context(tmp_path: Path, **changes: object) -> ExecutorContext:
 class TorchHarness(Harness):
     """A plane with the executor over a tiny random model."""
 
+    spec = SPEC
+
     def _build(self, _: str, context: ExecutorContext) -> BuiltExecutor:
         # The harness's configuration asks for the simulated executor.
-        here = replace(context, spec=SPEC, model=tiny_model(SPEC), device="cpu", dtype="auto")
+        model = tiny_model(self.spec)
+        here = replace(context, spec=self.spec, model=model, device="cpu", dtype="auto")
         self.built = build_executor("cuda", here)
         return self.built
 
@@ -112,6 +116,35 @@ def test_a_plane_runs_batches_swaps_and_poisons_like_any_other(plane: TorchHarne
     parts = {"slots": [0], "query_lens": [1], "positions": [6], "sampled_rows": [0]}
     output = controller.execute_one(controller.batch(**parts))
     assert [failure.row for failure in output.row_failures] == [0]
+
+
+class RecurrentHarness(TorchHarness):
+    """Of a model with states."""
+
+    spec = with_delta_net(SPEC)
+
+
+def test_a_plane_of_a_model_with_states_copies_them_as_told(tmp_path: Path) -> None:
+    plane = RecurrentHarness(tmp_path, num_threads=1)
+    described = plane.describe()
+    assert (described.limits.max_slots, described.num_states) == (8, 16)
+    assert "states" in described.features
+    assert "drafts" not in described.features
+    controller = plane.open()
+    controller.run(**prefill(0, 1, 2))
+    rows = {"query_lens": [1], "positions": [4], "sampled_rows": [0], "slots": [3]}
+    copies = [
+        compute_pb2.StateCopy(source=source, destination=to) for source, to in ((0, 9), (9, 3))
+    ]
+    going_on = start(3, TEXTS[0] + b"x", [0, 20])  # the first block is that of slot 0
+    found = controller.run(starts=[going_on], state_copies=copies, **rows)
+    rows = {"query_lens": [5], "positions": [0], "sampled_rows": [0], "slots": [4]}
+    anew = controller.run(starts=[start(4, TEXTS[0] + b"x", [21, 22])], **rows)
+    assert found == anew
+    states = plane.built.executor._pools.states.device  # type: ignore[attr-defined]
+    assert not states[9].equal(states[3])
+    torch.testing.assert_close(states[3], states[4], atol=1e-5, rtol=1e-4)
+    plane.close()
 
 
 @pytest.mark.parametrize("depth", [2, 3, 5])

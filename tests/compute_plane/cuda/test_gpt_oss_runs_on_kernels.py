@@ -156,8 +156,8 @@ def test_the_bias_behind_attention_is_part_of_its_product(
 ) -> None:
     launcher, dtype = SimulatedLauncher(), torch.bfloat16
     layer = tiny_plan(SPEC, dtype, formats).place(torch.device("cpu")).layers[0]
-    assert layer.o_bias is not None
-    assert layer.o_bias.abs().max() > 0.1
+    assert layer.mixer.o_bias is not None
+    assert layer.mixer.o_bias.abs().max() > 0.1
     x = np.random.default_rng(5).standard_normal((num_rows, 128), np.float32)
     found = []
     for operations in (
@@ -166,13 +166,13 @@ def test_the_bias_behind_attention_is_part_of_its_product(
     ):
         hidden = Hidden(torch.ones(num_rows, 32, dtype=dtype))
         products = LayerProducts(operations, 1e-5)
-        products.add(hidden, torch.from_numpy(x).to(dtype), layer.o, bias=layer.o_bias)
+        products.add(hidden, torch.from_numpy(x).to(dtype), layer.mixer.o, bias=layer.mixer.o_bias)
         found.append(hidden.sums())
     torch.testing.assert_close(*found, atol=0.03, rtol=0.01)
     assert [name for name, _ in launcher.launched] == launched
-    plain = torch.from_numpy(x).to(dtype).float() @ dense_weights(layer.o).t() + 1
+    plain = torch.from_numpy(x).to(dtype).float() @ dense_weights(layer.mixer.o).t() + 1
     torch.testing.assert_close(
-        found[0] - plain, layer.o_bias.float().expand_as(plain), atol=0.05, rtol=0.05
+        found[0] - plain, layer.mixer.o_bias.float().expand_as(plain), atol=0.05, rtol=0.05
     )
 
 

@@ -189,7 +189,7 @@ def test_scales_are_kept_once_for_the_largest_span_that_the_groups_fill(
     placed = plan.place(CPU)
     layer = placed.layers[0]
     for stored, projection in (
-        ("self_attn.o_proj", layer.o),
+        ("self_attn.o_proj", layer.mixer.o),
         ("mlp.down_proj", layer.feedforward.down),
     ):
         (matrix,) = projection.parts
@@ -203,7 +203,12 @@ def test_scales_are_kept_once_for_the_largest_span_that_the_groups_fill(
         assert (matrix.input_order is not None) == (order is not None and "o_proj" in stored)
         np.testing.assert_array_equal(found, values if order is None else values[:, order])
     held = [placed.embedding, *placed.lm_head.parts]
-    for projection in (layer.qkv, layer.o, layer.feedforward.gate_up, layer.feedforward.down):
+    for projection in (
+        layer.mixer.qkv,
+        layer.mixer.o,
+        layer.feedforward.gate_up,
+        layer.feedforward.down,
+    ):
         held += projection.parts
     vectors = (layer.attn_norm, layer.mlp_norm, placed.final_norm)
     num_bytes = sum(matrix.num_bytes for matrix in held) + sum(v.nbytes for v in vectors)
@@ -218,7 +223,7 @@ def test_matrices_of_one_input_share_the_smallest_of_their_spans(tmp_path: Path)
     source = opened(tmp_path, made(Scheme(group_size=128), WIDE), WIDE)
     mixed = Changed(source, layout.layer_tensor(0, layout.KEY), {"scale_group": 64})
     layer = plan_weights(WIDE, mixed, "bfloat16").layers[0]
-    assert [part.label for part in layer.qkv] == ["Q4_0_G64"]
+    assert [part.label for part in layer.mixer.qkv] == ["Q4_0_G64"]
     assert [part.label for part in layer.feedforward.gate_up] == ["Q4_0_G128"]
 
 
@@ -243,24 +248,24 @@ def test_what_reads_inputs_in_one_order_is_one_matrix_on_the_device(tmp_path: Pa
     scheme = SCHEMES["gptq in activation order"]
     source = opened(tmp_path, made(scheme))
     plan = plan_weights(SPEC, source, "bfloat16")
-    assert [len(plan.layers[0].qkv), len(plan.layers[0].feedforward.gate_up)] == [1, 1]
-    (placed,) = plan.place(CPU).layers[0].qkv.parts
+    assert [len(plan.layers[0].mixer.qkv), len(plan.layers[0].feedforward.gate_up)] == [1, 1]
+    (placed,) = plan.place(CPU).layers[0].mixer.qkv.parts
     in_order = opened(tmp_path, made(dataclasses.replace(scheme, order="plain")))
-    (other,) = plan_weights(SPEC, in_order, "bfloat16").layers[0].qkv
-    added = plan.layers[0].qkv[0].num_bytes - other.num_bytes
+    (other,) = plan_weights(SPEC, in_order, "bfloat16").layers[0].mixer.qkv
+    added = plan.layers[0].mixer.qkv[0].num_bytes - other.num_bytes
     assert added == placed.input_order.nbytes == 4 * SPEC.hidden_size
-    assert placed.num_bytes == plan.layers[0].qkv[0].num_bytes
+    assert placed.num_bytes == plan.layers[0].mixer.qkv[0].num_bytes
 
     name = layout.layer_tensor(0, layout.KEY)
     order = source.tensor(name).input_order
     assert order is not None
     reordered = Changed(source, name, {"input_order": order[::-1]})
     plan = plan_weights(SPEC, reordered, "bfloat16")
-    assert [part.num_outputs for part in plan.layers[0].qkv] == [
+    assert [part.num_outputs for part in plan.layers[0].mixer.qkv] == [
         SPEC.query_size, SPEC.kv_size, SPEC.kv_size
     ]  # fmt: skip
     decoded = plan_weights(SPEC, reordered, "bfloat16", "bfloat16")
-    assert len(decoded.layers[0].qkv) == 1
+    assert len(decoded.layers[0].mixer.qkv) == 1
 
 
 @pytest.mark.parametrize(

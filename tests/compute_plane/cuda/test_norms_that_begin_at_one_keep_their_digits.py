@@ -37,9 +37,10 @@ def test_a_step_of_16_bits_has_them_in_float32_and_kernels_that_read_them_so():
     assert weights.dtype == torch.bfloat16
     (layer, *_) = weights.layers
     assert layer.output_norms is not None
-    assert layer.head_norms is not None
+    assert layer.mixer.head_norms is not None
     norms = (
-        layer.attn_norm, layer.mlp_norm, weights.final_norm, *layer.output_norms, *layer.head_norms
+        layer.attn_norm, layer.mlp_norm, weights.final_norm,
+        *layer.output_norms, *layer.mixer.head_norms,
     )  # fmt: skip
     assert {norm.dtype for norm in norms} == {torch.float32}
     assert plan.num_bytes == weights.num_bytes

@@ -107,7 +107,7 @@ def test_what_reads_the_same_input_is_one_matrix_for_each_run_of_equal_formats()
     weights = tiny_plan(SPEC, torch.bfloat16, MIXED).place(CPU)
     layer = weights.layers[0]
     queries, keys_values = SPEC.query_size, SPEC.kv_size
-    assert shapes(layer.qkv.parts) == [
+    assert shapes(layer.mixer.qkv.parts) == [
         ("Q4_1", queries + keys_values, SPEC.hidden_size),
         ("Q8_0", keys_values, SPEC.hidden_size),
     ]
@@ -115,11 +115,14 @@ def test_what_reads_the_same_input_is_one_matrix_for_each_run_of_equal_formats()
         ("Q4_1", SPEC.intermediate_size, SPEC.hidden_size),
         ("bfloat16", SPEC.intermediate_size, SPEC.hidden_size),
     ]
-    assert shapes(layer.o.parts) == [("Q8_0", SPEC.hidden_size, queries)]
+    assert shapes(layer.mixer.o.parts) == [("Q8_0", SPEC.hidden_size, queries)]
     assert shapes([weights.embedding]) == [("Q8_0", SPEC.vocab_size, SPEC.hidden_size)]
     assert shapes(weights.lm_head.parts) == [("Q4_1", SPEC.vocab_size, SPEC.hidden_size)]
     same = tiny_plan(SPEC, torch.bfloat16, {"": TensorFormat.Q4_0}).place(CPU)
-    assert [len(same.layers[1].qkv.parts), len(same.layers[1].feedforward.gate_up.parts)] == [1, 1]
+    assert [len(same.layers[1].mixer.qkv.parts), len(same.layers[1].feedforward.gate_up.parts)] == [
+        1,
+        1,
+    ]
 
 
 def shapes(parts: list[Matrix] | tuple[Matrix, ...]) -> list[tuple[str, int, int]]:
@@ -134,7 +137,7 @@ def shapes(parts: list[Matrix] | tuple[Matrix, ...]) -> list[tuple[str, int, int
 
 def test_a_joined_matrix_is_packed_as_its_rows_lie_in_the_file() -> None:
     model = tiny_model(SPEC, MIXED)
-    (matrix, _) = tiny_plan(SPEC, torch.float16, MIXED).place(CPU).layers[1].qkv.parts
+    (matrix, _) = tiny_plan(SPEC, torch.float16, MIXED).place(CPU).layers[1].mixer.qkv.parts
     assert isinstance(matrix, QuantizedMatrix)
     tensors = [
         model.source.tensor(layout.layer_tensor(1, role)) for role in (layout.QUERY, layout.KEY)
@@ -188,7 +191,12 @@ def test_the_bytes_of_a_plan_are_those_that_are_taken(tied: bool, dtype: str) ->
     matrices = [weights.embedding, *weights.lm_head.parts]
     for layer in weights.layers:
         tensors += [layer.attn_norm, layer.mlp_norm]
-        for projection in (layer.qkv, layer.o, layer.feedforward.gate_up, layer.feedforward.down):
+        for projection in (
+            layer.mixer.qkv,
+            layer.mixer.o,
+            layer.feedforward.gate_up,
+            layer.feedforward.down,
+        ):
             matrices += projection.parts
     tensors += [
         m.values if isinstance(m, DenseMatrix) else m.packed for m in dict.fromkeys(matrices)

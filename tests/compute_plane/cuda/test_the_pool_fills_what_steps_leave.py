@@ -124,9 +124,10 @@ def test_a_filled_device_holds_more_rows_than_there_are_logits_and_one_row_as_lo
     built = built_on(driver, context(tmp_path, gpu_memory_utilization=1.0, **sizes))
     sequences = BatchDriver(built.executor, num_blocks=built.num_blocks or 0, block_size=BLOCK_SIZE)
     length = SPEC.context_length - 1
-    long = DrivenSequence([1] * length, num_computed=length - 1)
+    # The driver has fewer states than rows here, and the model has none.
+    long = DrivenSequence([1] * length, num_computed=length - 1, state=0)
     long.blocks = [sequences.free.pop() for _ in range(-(-length // BLOCK_SIZE))]
-    batch = sequences.batch([long, *(DrivenSequence([1]) for _ in range(599))])
+    batch = sequences.batch([long, *(DrivenSequence([1], state=0) for _ in range(599))])
     penalties = Penalties(1.2, 0.3, 0.1, int32(np.arange(SPEC.context_length)), 3)
     batch = replace(
         batch,

@@ -21,6 +21,7 @@ from compute_plane.model.loader import LoadedModel
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.executor.tiny_llama import ArraySource, tiny_spec, tiny_weights
+from tests.golden.batch_driver import NUM_STATES
 
 SPEC = tiny_spec()
 NUM_BLOCKS, BLOCK_SIZE = 260, 4
@@ -54,16 +55,17 @@ def torch_executor(
     keep_logits: bool = False,
     formats: Mapping[str, TensorFormat] | None = None,
 ) -> CudaExecutor:
-    """Return the executor over a pool of NaN, as previous owners might have left it.
+    """Return the executor over a pool of NaN, as previous owners might have left it; states, too.
 
     `pool_dtype`: of keys and values, if not `dtype`.
     """
     driver = driver or CpuDriver()
     pools = BlockPools(
         spec, driver, dtype=pool_dtype or dtype, block_size=block_size, num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
+        num_host_blocks=num_host_blocks, num_states=0 if spec.delta_net is None else NUM_STATES,
     )  # fmt: skip
-    for pool in (pools.device, pools.host):
+    states = [] if pools.states is None else [pools.states.device]
+    for pool in (pools.device, pools.host, *states):
         pool.view(torch.uint8).fill_(0xFF)
     weights = tiny_plan(spec, dtype, formats).place(driver.device)
     operations = operations or ReferenceOperations(spec.activation)

@@ -26,7 +26,7 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
 
 
 @pytest.mark.spread(3)
-@pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU)])
+@pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU), ("gguf", CUDA)])
 def test_greedy_texts_and_their_logits_are_those_of_transformers(
     recorded: Recorded, files: str, target: Target
 ) -> None:

@@ -1,0 +1,51 @@
+"""A decoder layer as it will lie on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compute_plane.cuda.planned_feedforward import PlannedExperts, PlannedMlp
+from compute_plane.cuda.planned_matrix import Placed, PlannedMatrix
+from compute_plane.cuda.planned_mixers import PlannedMixer, pair_of, vector_of
+from compute_plane.cuda.weights import DeviceLayer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedLayer:
+    """One decoder layer, as in `DeviceLayer`."""
+
+    attn_norm: PlannedMatrix | None
+    mixer: PlannedMixer
+    mlp_norm: PlannedMatrix | None
+    feedforward: PlannedMlp | PlannedExperts
+    output_norms: tuple[PlannedMatrix, PlannedMatrix] | None
+
+    @property
+    def vectors(self) -> tuple[PlannedMatrix, ...]:
+        """Everything else, and what chooses experts."""
+        part = self.feedforward
+        norms = self.attn_norm, self.mlp_norm, *(self.output_norms or ())
+        of_experts = part.vectors if isinstance(part, PlannedExperts) else ()
+        alone = (norm for norm in norms if norm is not None)
+        return (*alone, *self.mixer.vectors, *of_experts)
+
+    @property
+    def matrices(self) -> tuple[PlannedMatrix, ...]:
+        """Everything that rows are multiplied with."""
+        return (*self.mixer.matrices, *self.feedforward.matrices)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return sum(part.num_bytes for part in (*self.vectors, *self.matrices))
+
+    def at(self, placed: Placed) -> DeviceLayer:
+        """Return it where it lies."""
+        norms = self.output_norms
+        return DeviceLayer(
+            attn_norm=vector_of(placed, self.attn_norm),
+            mixer=self.mixer.at(placed),
+            mlp_norm=vector_of(placed, self.mlp_norm),
+            feedforward=self.feedforward.at(placed),
+            output_norms=None if norms is None else pair_of(placed, norms),
+        )
