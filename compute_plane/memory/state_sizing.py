@@ -42,8 +42,8 @@ def size_states(state_bytes: int, max_slots: int, memory: Memory | None) -> Stat
     fits = min(room // state_bytes, most)
     if not fits:
         raise ConfigError(
-            f"model: a sequence of it has a state of {state_bytes // MIB} MiB; for states there are "
-            f"{room // MIB} MiB, one part in {SHARE_OF_ALL} of all memory "
+            f"model: a sequence of it has a state of {state_bytes // MIB} MiB; for states there "
+            f"are {room // MIB} MiB, one part in {SHARE_OF_ALL} of all memory "
             f"({memory.total_bytes // MIB} MiB) and one in {SHARE_OF_FREE} of what is free "
             f"({memory.free_bytes // MIB} MiB) at most",
             field="model",
