@@ -27,7 +27,8 @@ from kernels.cuda.variant import require_multiple
 if TYPE_CHECKING:
     from compute_plane.cuda.launchers import Launcher
     from compute_plane.cuda.operands import LayerDeltaNet, StateRows
-    from compute_plane.model.spec import DeltaNet, ModelSpec
+    from compute_plane.model.delta_net import DeltaNet
+    from compute_plane.model.spec import ModelSpec
     from kernels.cuda.variant import Variant
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from compute_plane.cuda.layer_products import Hidden, LayerProducts
     from compute_plane.cuda.operands import StateRows
     from compute_plane.cuda.weights import DeviceAttention, DeviceLayer
-    from compute_plane.model.spec import DeltaNet, ModelSpec
+    from compute_plane.model.delta_net import DeltaNet
+    from compute_plane.model.spec import ModelSpec
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines, float32 [positions, D/2] each."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from compute_plane.model.spec import DeltaNet
+    from compute_plane.model.delta_net import DeltaNet
 
 MAX_LOGPROBS: Final = 20
 """Most likely tokens listed beside one: the width of the arrays they are written to."""

@@ -13,7 +13,7 @@ from kernels.reference.delta_net import DeltaNetState, DeltaNetWeights, delta_ne
 
 if TYPE_CHECKING:
     from compute_plane.cuda.operands import LayerDeltaNet, StateRows
-    from compute_plane.model.spec import DeltaNet
+    from compute_plane.model.delta_net import DeltaNet
 
 
 def go_on(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from compute_plane.cuda.drivers import Driver
     from compute_plane.executor.interface import ExecutionBatch, StateCopy
-    from compute_plane.model.spec import DeltaNet, ModelSpec
+    from compute_plane.model.delta_net import DeltaNet
+    from compute_plane.model.spec import ModelSpec
 
 Array = npt.NDArray[Any]
 

@@ -19,7 +19,7 @@ from kernels.cpu.operation import StepWord
 if TYPE_CHECKING:
     from compute_plane.executor.packed_layers import PackedDeltaNet
     from compute_plane.memory.huge_pages import HugePageArena
-    from compute_plane.model.spec import DeltaNet
+    from compute_plane.model.delta_net import DeltaNet
 
 FLOAT_BYTES: Final = 4
 

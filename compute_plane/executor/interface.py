@@ -157,8 +157,8 @@ class ExecutionBatch:
     `gives_embeddings` only.
     `copies` run first, in order. Then in every layer all KV writes before any attention read, so
     rows may share blocks that one of them fills.
-    `states`: [S] int32, of models with states (`compute_plane.model.spec.DeltaNet`): that of each
-    row, no state twice; empty for others. A row at position 0 begins with an empty one.
+    `states`: [S] int32, of models with states (`compute_plane.model.delta_net`): that of each row,
+    no state twice; empty for others. A row at position 0 begins with an empty one.
     `state_copies` run one after the other, before any row.
 
     `input_sources`: [T] int32, only given to `PipelinedExecutor.launch`. −1: the token is known;

@@ -7,7 +7,8 @@ from typing import Final
 from compute_plane.memory.huge_pages import UInt8Array, huge_page_array
 from compute_plane.memory.sizing import Memory
 from compute_plane.memory.state_sizing import StateRoom, size_states
-from compute_plane.model.spec import DeltaNet, ModelSpec
+from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.spec import ModelSpec
 from kernels.cpu.delta_net_sizes import layer_state_bytes
 
 PURPOSE: Final = "the states of sequences"

@@ -31,7 +31,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from compute_plane.model.spec import DeltaNet, ModelSpec
+from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor_parts import RowRuns, RowsOfPart
 
 MIXER: Final = "linear_attn"

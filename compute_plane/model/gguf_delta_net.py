@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from compute_plane.model.architectures import ARCHITECTURES
+from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.delta_net_layout import TILED_IN_GGUF
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.hf_delta_net import DEFAULT_INTERVAL, layers_of_interval
-from compute_plane.model.spec import MAX_LAYERS, DeltaNet
+from compute_plane.model.spec import MAX_LAYERS
 
 INTERVAL: Final = "full_attention_interval"
 RECURRENT: Final = "attention.recurrent_layers"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.hf_model_types import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from compute_plane.model.hf_windows import FULL_ATTENTION
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.spec import MAX_LAYERS, DeltaNet
+from compute_plane.model.spec import MAX_LAYERS
 
 MODEL_TYPES_WITH_IT: Final = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
 LINEAR_ATTENTION: Final = "linear_attention"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from compute_plane.model.architectures import ARCHITECTURES, Activation
+from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.rope_scaling import (
     MAX_CONTEXT_LENGTH,
     LongRopeScaling,
@@ -20,9 +21,6 @@ MAX_INTERMEDIATE_SIZE: Final = 1 << 24
 MAX_EXPERTS: Final = 1024
 MAX_EXPERTS_PER_TOKEN: Final = 64
 MAX_WEIGHT_SCALE: Final = 1e6
-MAX_STATE_DIM: Final = 256
-STATE_DIM_STEP: Final = 32
-MAX_KERNEL_SIZE: Final = 8
 
 Scores: TypeAlias = Literal["softmax", "sigmoid"]
 
@@ -70,72 +68,6 @@ class Mixture:
             )
         if self.dense_layers and not 1 <= self.dense_size <= MAX_INTERMEDIATE_SIZE:
             faults.append(f"dense_size must be 1 to {MAX_INTERMEDIATE_SIZE}, got {self.dense_size}")
-        return faults
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNet:
-    """What layers have in place of attention: Gated DeltaNet (`kernels.reference.delta_net`).
-
-    `num_key_heads`, `num_value_heads`: a multiple of these; `key_dim`, `value_dim`: elements of a
-    head. `kernel_size`: tokens that the convolution sees. `layers`: which have it. Value head j has
-    key head j // (value heads / key heads), or where `value_heads_tiled` j mod key heads.
-    """
-
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel_size: int
-    layers: frozenset[int]
-    value_heads_tiled: bool = False
-
-    @property
-    def key_size(self) -> int:
-        """Width of all key heads together; that of all query heads is the same."""
-        return self.num_key_heads * self.key_dim
-
-    @property
-    def value_size(self) -> int:
-        """Width of all value heads together; that of their gates is the same."""
-        return self.num_value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """What goes through the convolution: queries, keys, values."""
-        return 2 * self.key_size + self.value_size
-
-    def faults(self, num_layers: int) -> list[str]:
-        """Return what makes these no layers of a model with so many, one line each; or nothing."""
-        limits = {
-            "num_key_heads": 1 << 12,
-            "num_value_heads": 1 << 12,
-            "key_dim": MAX_STATE_DIM,
-            "value_dim": MAX_STATE_DIM,
-        }
-        faults = []
-        for field, maximum in limits.items():
-            value = getattr(self, field)
-            if not 1 <= value <= maximum:
-                faults.append(f"linear attention: {field} must be 1 to {maximum}, got {value}")
-        for field in ("key_dim", "value_dim"):
-            value = getattr(self, field)
-            if value % STATE_DIM_STEP:
-                faults.append(
-                    f"linear attention: {field} must be a multiple of {STATE_DIM_STEP}, got {value}"
-                )
-        if self.num_key_heads >= 1 and self.num_value_heads % self.num_key_heads:
-            faults.append(
-                f"linear attention: num_value_heads must be a multiple of num_key_heads, "
-                f"got {self.num_value_heads} and {self.num_key_heads}"
-            )
-        if not 2 <= self.kernel_size <= MAX_KERNEL_SIZE:
-            faults.append(
-                f"linear attention: kernel_size must be 2 to {MAX_KERNEL_SIZE}, "
-                f"got {self.kernel_size}"
-            )
-        if not self.layers < set(range(num_layers)):
-            faults.append("linear attention: at least one of the model's layers must attend")
         return faults
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from compute_plane.executor.interface import ExecutionBatch, GPUExecutor
-from compute_plane.model.spec import DeltaNet, Mixture
+from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.spec import Mixture
 from tests.compute_plane.executor.tiny_llama import tiny_spec
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 

@@ -16,7 +16,8 @@ from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.state_pool import layer_state_floats
 from compute_plane.cuda.weights import DTYPES, DeviceDeltaNet
 from compute_plane.errors import DeviceUnavailableError
-from compute_plane.model.spec import DeltaNet, Mixture, ModelSpec
+from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.steps_on_kernels import Formats, logits_of, operations_on

@@ -16,6 +16,7 @@ from compute_plane.memory.kv_pool import KvPool
 from compute_plane.memory.state_pool import make_states
 from compute_plane.model import delta_net_layout, layout
 from compute_plane.model.assets import ModelAssets
+from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.expert_layout import (
     ROUTER,
     bias_shapes,
@@ -25,7 +26,7 @@ from compute_plane.model.expert_layout import (
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.rope_scaling import RopeScaling
-from compute_plane.model.spec import DeltaNet, ModelSpec
+from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.cpu.kv_layout import KvLayout
 from tests.compute_plane.model.k_blocks import ENCODERS, k_blocks

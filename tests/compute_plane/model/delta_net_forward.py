@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from compute_plane.model import delta_net_layout, expert_layout, layout
+from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.rope import inverse_frequencies
-from compute_plane.model.spec import DeltaNet, Mixture
+from compute_plane.model.spec import Mixture
 from kernels.reference.delta_net import (
     DeltaNetState,
     DeltaNetWeights,

@@ -11,10 +11,11 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType as GgmlType
 
 from compute_plane.model import delta_net_layout, expert_layout, layout
+from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.layout import layer_tensor
 from compute_plane.model.loader import LoadedModel, load_model
 from compute_plane.model.quantize import converted_tensor
-from compute_plane.model.spec import DeltaNet, Mixture
+from compute_plane.model.spec import Mixture
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.model.delta_net_models import IN_GGUF, DeltaNetModel
 from tests.compute_plane.model.group_checkpoints import Scheme, checkpoint
