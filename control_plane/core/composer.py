@@ -78,6 +78,9 @@ class StepComposer:
         else:
             self._steps_without_prefill = 0
             self._drafting.add(step)
+        if running.states is not None:
+            for seq, index in step.fills:
+                running.states.keep_answer(seq, (index + 1) * self._block_size)
         return step
 
     def _book_decodes(

@@ -87,7 +87,7 @@ class Failures:
         if running.states is not None:
             # Which of them came through a failed sequence that has ended since, or through rows
             # whose numbers nobody looked at, is not known; failures are rare.
-            running.states.kept.forget_all()
+            running.states.forget_kept()
         self._spread(suspects, {seq.seq_id for seq in culprits})
         return [(seq, messages[seq.seq_id]) for seq in culprits]
 

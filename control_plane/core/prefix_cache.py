@@ -52,6 +52,11 @@ class TokenChain:
         self._root = blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
         self._contents: list[BlockContent] = []
 
+    @property
+    def roles_matter(self) -> bool:
+        """Whether tokens of a prompt are never found for generated ones, nor these for those."""
+        return self._roles_matter
+
     def block(self, index: int) -> BlockContent:
         """Return full block `index`; all its tokens must be known."""
         contents = self._contents

@@ -304,6 +304,8 @@ class RunningSet:
         self.num_kv_tokens -= seq.num_computed_tokens
         self._preempting.discard(seq.seq_id)
         self.filled.settle(seq)
+        if self.states is not None:
+            self.states.end_answer(seq)
         if not seq.is_done and not seq.discards:
             self._save(seq)
         self._kv.free_sequence(seq.seq_id)

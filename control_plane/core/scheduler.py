@@ -140,7 +140,7 @@ class Scheduler:
         if self._running.sharing is not None:
             self._running.sharing.forget_all()
         if self._running.states is not None:
-            self._running.states.kept.forget_all()
+            self._running.states.forget_kept()
         return num_cached
 
     def withdraw(self, request_ids: Iterable[int] | None = None) -> list[Request]:

@@ -60,14 +60,26 @@ class KeptStates:
 
     def add(self, digest: bytes) -> int | None:
         """Return a state to be filled by the next step; None: this step has taken them all."""
-        if self._free:
-            state = self._free.pop()
-        elif self._found:
-            state = self._found.pop(next(iter(self._found)))
-        else:
-            return None
-        self._coming[digest] = state
+        state = self.take()
+        if state is not None:
+            self._coming[digest] = state
         return state
+
+    def take(self) -> int | None:
+        """Return a state that nobody finds before it is `put` back; None: there is none."""
+        if self._free:
+            return self._free.pop()
+        return self._found.pop(next(iter(self._found))) if self._found else None
+
+    def put(self, state: int, digest: bytes | None) -> None:
+        """Let a state that was taken be found; None: it holds nothing.
+
+        The copy that fills it must have been sent, or stand before those of whoever finds it.
+        """
+        if digest is None or digest in self:
+            self._free.append(state)
+        else:
+            self._found[digest] = state
 
     def begin_step(self) -> None:
         """Let those be found that the step now put together fills."""
@@ -91,6 +103,7 @@ class SequenceStates:
     """
 
     __slots__ = (
+        "_answers",
         "_block_size",
         "_due",
         "_later",
@@ -115,12 +128,17 @@ class SequenceStates:
 
     def reset(self) -> None:
         """Forget everything: the compute plane has."""
-        self.kept.forget_all()
+        self.forget_kept()
         self._due: list[StateCopy] = []  # of the step put together now, or else next
         self._later: list[StateCopy] = []  # of the step after it: of states that its rows make
         self._life_of: dict[int, int] = {}  # slot → life; of a slot without one, the last
         self._lives: set[int] = set()
         self._origins: dict[int, frozenset[int]] = {}  # state → lives it came through
+
+    def forget_kept(self) -> None:
+        """Let nobody find a state; those of answers under way are kept anew."""
+        self.kept.forget_all()
+        self._answers: dict[int, tuple[int, int]] = {}  # seq_id → state, behind how many tokens
 
     def take_copies(self) -> tuple[StateCopy, ...]:
         """Return the copies of the step that is complete now."""
@@ -211,6 +229,37 @@ class SequenceStates:
         state = self.kept.add(self._digest(chain, place))
         if state is not None:
             self._copy_of_slot(seq.slot, state, self._later)
+
+    def keep_answer(self, seq: Sequence, place: int) -> None:
+        """Keep the state behind a decode row just booked, which fills a block.
+
+        Each takes the place of that before, and none is found before the sequence leaves its slot:
+        then the next turn of a conversation goes on from the last one. Half of the states may be
+        taken so. Not where a prompt's tokens are never those of an answer, nor for beams, which
+        come and go.
+        """
+        chain, held = seq.chain, self._answers.get(seq.seq_id)
+        if chain is None or chain.roles_matter or seq.is_beam:
+            return
+        state = None if held is None else held[0]
+        if state is None:
+            is_long = place - seq.request.num_prompt_tokens >= self._min_tokens
+            if is_long and 2 * len(self._answers) + 2 <= self.kept.capacity:
+                state = self.kept.take()
+        if state is not None:
+            self._answers[seq.seq_id] = state, place
+            self._copy_of_slot(seq.slot, state, self._later)
+
+    def end_answer(self, seq: Sequence) -> None:
+        """Let the state kept of an answer be found: the sequence leaves its slot.
+
+        It is of no use where its last tokens were no part of the answer, or where it failed. A
+        sequence leaves when its rows have been committed: the copy was sent, or is due.
+        """
+        state, place = self._answers.pop(seq.seq_id, (None, 0))
+        if state is not None:
+            chain = None if seq.discards or place > seq.num_known_tokens else seq.chain
+            self.kept.put(state, None if chain is None else self._digest(chain, place))
 
     def _is_kept(self, chain: TokenChain, place: int) -> bool:
         return self._digest(chain, place) in self.kept

@@ -68,7 +68,8 @@ def run(
     model: LoadedModel = MODEL,
 ) -> list[list[list[int]]]:
     """The samples of each request; in the turns of `deaths` the plane is lost with its slots."""
-    kv_cache = KVCacheManager(*blocks, prefix_cache=prefix_cache)
+    roles_matter = getattr(executor, "tells_prompts_apart", True)
+    kv_cache = KVCacheManager(*blocks, prefix_cache=prefix_cache, roles_matter=roles_matter)
     if model.spec.delta_net is not None:
         config = replace(config, max_slots=MAX_SLOTS, num_states=NUM_STATES, min_state_tokens=4)
     scheduler = Scheduler(config, kv_cache)

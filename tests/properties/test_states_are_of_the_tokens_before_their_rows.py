@@ -152,8 +152,12 @@ def test_beams_are_refused_that_fit_only_with_one_prompt_for_all():
     assert world.submit([1 + i % 9 for i in range(29)], 10, beam_width=3) is None
 
 
-def test_turns_of_a_conversation_go_on_from_the_states_that_the_turns_before_left():
-    world = world_with_states(Memory(64, 2, prefix_cache=True, roles_matter=False))
+@pytest.mark.parametrize(("roles_matter", "num_computed"), [(True, 5), (False, 2)])
+def test_turns_of_a_conversation_go_on_from_the_states_that_the_turns_before_left(
+    roles_matter, num_computed
+):
+    """Behind the prompt before, or, where answers are found for prompts, behind the answer."""
+    world = world_with_states(Memory(64, 2, prefix_cache=True, roles_matter=roles_matter))
     text = [1, 2, 3, 4, 5]
     for _ in range(5):
         turn = world.submit(list(text), 3)
@@ -161,7 +165,7 @@ def test_turns_of_a_conversation_go_on_from_the_states_that_the_turns_before_lef
         assert turn.state.is_final
         text = [*text, *turn.output_tokens, 9]
     assert world.scheduler.get_stats().num_state_hits == 4
-    assert turn.cached_tokens == (len(turn.input_tokens) - 5) // 2 * 2
+    assert turn.cached_tokens == (len(turn.input_tokens) - num_computed) // 2 * 2
     world.finish(depth=1)
 
 

@@ -12,6 +12,7 @@ from control_plane.core.prefix_cache import TokenChain
 from control_plane.core.request import Request
 from control_plane.core.states import KeptStates, SequenceStates
 from planes.errors import ConfigError
+from tests.control_plane.core.conftest import EOS
 
 NUM_SLOTS = 4
 PROMPT = list(range(11, 25))  # 14 tokens: 3 full blocks of 4 and a bit
@@ -138,7 +139,7 @@ def test_a_state_that_is_kept_already_cuts_no_prompt(stateful):
 
 
 def test_blocks_behind_the_last_state_are_filled_anew_and_found_in_place_of_the_old(stateful):
-    e = stateful(roles_matter=False)
+    e = stateful(num_kept=1, roles_matter=False)
     said = e.ask(1, PROMPT, max_tokens=7)  # 20 tokens are computed: two more blocks
     e.run()
     longer = [*PROMPT, *said.output_tokens, 91, 92]
@@ -150,6 +151,55 @@ def test_blocks_behind_the_last_state_are_filled_anew_and_found_in_place_of_the_
     found = e.kv.find_prefix(e.kv.make_chain([*longer, 93], []), len(longer))
     assert tuple(found) == table
     assert e.kv.get_memory_stats().cached_blocks == 5
+
+
+def test_the_next_turn_goes_on_behind_the_last_full_block_of_the_answer(stateful):
+    e = stateful(roles_matter=False)
+    said = e.ask(1, PROMPT, max_tokens=12)
+    outputs = [e.step() for _ in range(13)]
+    # The answer is as long as a state must save behind token 20; the next state replaces that.
+    assert [copies(output) for output in outputs if copies(output)] == [
+        [(0, 4)],
+        [(0, 5)],
+        [(0, 5)],
+    ]
+    longer = [*PROMPT, *said.output_tokens, 91, 92]
+    e.ask(2, longer, max_tokens=1)
+    output = e.step()
+    assert (rows(output), copies(output)) == ([(24, 4)], [(5, 0)])
+
+
+def test_nobody_finds_the_state_of_an_answer_under_way(stateful):
+    e = stateful(roles_matter=False)
+    said = e.ask(1, PROMPT, max_tokens=40)
+    while len(said.output_tokens) < 11:
+        e.step()
+    e.ask(2, [*PROMPT, *said.output_tokens], max_tokens=1)
+    assert rows(e.step())[-1][0] == 12  # behind the prompt
+
+
+def test_a_state_that_took_in_more_than_the_answer_is_found_by_nobody(stateful):
+    """The token that ended it was computed by a step that was under way."""
+    e = stateful(roles_matter=False)
+    said = e.ask(1, PROMPT, max_tokens=40)
+    while len(said.output_tokens) < 5:
+        e.step()
+    e.send()  # computes token 18, and samples what is to be token 19
+    e.send()  # computes that, which fills a block
+    e.commit({1: EOS})
+    e.commit()
+    assert e.scheduler.get_stats().num_kept_states == 1
+    e.ask(2, [*PROMPT, *said.output_tokens, EOS, 91], max_tokens=1)
+    assert rows(e.step())[0][0] == 12
+
+
+@pytest.mark.parametrize("options", [{"roles_matter": True}, {"num_kept": 1}, {"num_kept": 0}])
+def test_answers_keep_no_state_that_nobody_could_find_or_that_takes_more_than_half(
+    stateful, options
+):
+    e = stateful(**({"roles_matter": False} | options))
+    e.ask(1, PROMPT[:3], max_tokens=20)
+    assert not any(copies(e.step()) for _ in range(20))
 
 
 def test_of_the_kept_states_the_one_used_longest_ago_gives_way(stateful):
