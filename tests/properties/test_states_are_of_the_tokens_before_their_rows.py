@@ -49,7 +49,7 @@ class StatesMachine(SchedulerMachine):
 
 def test_any_mix_of_events_leaves_every_state_that_of_the_tokens_before():
     run_state_machine_as_test(
-        StatesMachine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
+        StatesMachine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None)
     )
 
 
