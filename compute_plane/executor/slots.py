@@ -12,6 +12,7 @@ Array letters: T tokens, S rows, K samples, M width of the block tables.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -54,6 +55,9 @@ from compute_plane.executor.step_results import (
     without_dead_rows,
 )
 from compute_plane.executor.write_checks import WriteChecker
+
+NOT_COPIED: Final = -1
+"""Of a state that is of no number of tokens."""
 
 
 class SlotTable:
@@ -280,6 +284,7 @@ class SlotTable:
     def poison(self, prepared: PreparedStep) -> None:
         """Trust nothing that the slots of a step hold, because it failed as a whole."""
         self._numbers.is_poisoned[prepared.involved] = True
+        self._distrust_copies(prepared)
 
     def _begin_run(self, prepared: PreparedStep) -> DecodeRun | None:
         """Return what the next step may simply continue, if this one allows it."""
@@ -340,6 +345,15 @@ class SlotTable:
         """Trust nothing that the slots of a launched step hold, because it failed as a whole."""
         self._ahead.remove(ahead)
         self._end_lives(ahead.prepared.involved, ahead.involved_lines)
+        self._distrust_copies(ahead.prepared)
+
+    def _distrust_copies(self, prepared: PreparedStep) -> None:
+        """Let no row go on from states that a failed step was to copy."""
+        copies = () if prepared.batch is None else prepared.batch.state_copies
+        for copy in copies:
+            self._numbers.state_tokens[copy.destination] = NOT_COPIED
+            if copy.destination < self.limits.max_slots:
+                self._numbers.is_poisoned[copy.destination] = True
 
     def _end_lives(self, slots: Int64Array, lines: Int64Array) -> None:
         """Poison slots whose life is still in the line given beside each."""

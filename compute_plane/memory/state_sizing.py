@@ -17,6 +17,8 @@ from planes.errors import ConfigError
 SHARE_OF_ALL: Final = 8
 SHARE_OF_FREE: Final = 2
 """One part in so many of all memory, and of what is free."""
+FREE_BITS: Final = 4
+"""Leading bits of a number that what is free decides: a little more or less changes it rarely."""
 MOST_KEPT: Final = 256
 """States beside the slots', at most: the beginnings of so many texts."""
 
@@ -39,7 +41,10 @@ def size_states(state_bytes: int, max_slots: int, memory: Memory | None) -> Stat
     if memory is None:
         return StateRoom(max_slots, most)
     room = min(memory.total_bytes // SHARE_OF_ALL, memory.free_bytes // SHARE_OF_FREE)
-    fits = min(room // state_bytes, most)
+    fits = room // state_bytes
+    if room < memory.total_bytes // SHARE_OF_ALL:
+        fits -= fits % (1 << max(0, fits.bit_length() - FREE_BITS))
+    fits = min(fits, most)
     if not fits:
         raise ConfigError(
             f"model: a sequence of it has a state of {state_bytes // MIB} MiB; for states there "

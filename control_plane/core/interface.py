@@ -125,9 +125,8 @@ class SchedulerConfig:
 
     @property
     def kept_states(self) -> range:
-        """The states behind those of the slots: there to be kept and found again."""
-        num_slots = self.max_num_seqs if self.max_slots is None else self.max_slots
-        return range(num_slots, self.num_states)
+        """The states behind those of the slots that are used: to be kept and found again."""
+        return range(self.num_slots, self.num_states)
 
     @property
     def num_slots(self) -> int:

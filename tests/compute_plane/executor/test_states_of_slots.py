@@ -91,6 +91,18 @@ def test_who_copies_the_state_of_a_failed_row_is_refused_nothing() -> None:
     assert not made.run(copying(begun, (0, 1))).row_failures
 
 
+def test_nobody_goes_on_from_a_state_that_a_failed_step_was_to_copy() -> None:
+    made = plane()
+    start_of_1 = start(1, b"hello...", [7, 3])
+    failing = copying(step([(0, 6, 1)], starts=[start_of_1]), (0, 1), (0, 10))
+    made.slots.poison(made.slots.prepare(failing))
+    result = made.run(step([(1, 6, 1)]))
+    assert [failure.row for failure in result.row_failures] == [0]
+    begun = step([(2, 6, 1)], starts=[start(2, b"hello...", [7, 4])])
+    with pytest.raises(InvalidBatch, match=r"state of slot 2 \(-1\), got 6"):
+        made.run(copying(begun, (10, 2)))
+
+
 def test_samples_of_one_row_need_copies_in_the_next_step() -> None:
     made = Plane(WITH_STATES)
     starts = [start(slot, b"twins", [7, 2]) for slot in (0, 1)]

@@ -362,8 +362,8 @@ def test_a_configuration_that_does_not_go_with_states_is_refused(change, field):
     assert refused.value.field == field
 
 
-def test_kept_states_begin_behind_the_slots_of_the_plane():
-    assert SchedulerConfig(max_num_seqs=2, max_slots=4, num_states=7).kept_states == range(4, 7)
+def test_kept_states_begin_behind_the_slots_that_are_used():
+    assert SchedulerConfig(max_num_seqs=2, max_slots=4, num_states=7).kept_states == range(2, 7)
     assert SchedulerConfig(max_num_seqs=2, num_states=3).kept_states == range(2, 3)
     assert len(SchedulerConfig(max_num_seqs=2).kept_states) == 0
 

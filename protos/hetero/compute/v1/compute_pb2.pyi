@@ -155,8 +155,8 @@ class DescribeResponse(_message.Message):
     """
     num_states: _builtins.int
     """States of sequences that the plane has room for, in models with layers that keep a state of fixed
-    size in place of keys and values: state i below limits.max_slots is that of slot i, the others are
-    there to be copied to and from. 0: no layer has one.
+    size in place of keys and values: state i below limits.max_slots is that of slot i; the others, and
+    those of slots that are not used, are there to be copied to and from. 0: no layer has one.
     """
     @_builtins.property
     def model(self) -> Global___ModelDescription: ...
