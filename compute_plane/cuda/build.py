@@ -48,9 +48,6 @@ def build_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     DeviceUnavailableError and other ConfigError families for what cannot be had here,
     ModelFileError for the file's faults.
     """
-    if context.spec.delta_net is not None and context.swap_bytes:
-        log.warning("nothing is swapped: states of sequences are in no block", field="swap_space")
-        context = replace(context, swap_bytes=0)
     if context.device != "cpu":
         return _build_on_cuda(context, model)
     log.warning(

@@ -14,6 +14,11 @@ import numpy as np
 
 from compute_plane.errors import InvalidBatch, UnsupportedBatch
 from compute_plane.executor.constraints import check_constraints
+from compute_plane.executor.copy_checks import (
+    check_block_copies,
+    check_state_copies,
+    check_swaps,
+)
 from compute_plane.executor.interface import BoolArray, EmbeddingPart
 from compute_plane.executor.sampling_checks import check_num_logprobs, check_sampling
 from compute_plane.executor.step import Int64Array, SlotStart, StepBatch
@@ -134,9 +139,9 @@ def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
     check_constraints(batch, limits)
     _check_embeddings(batch, limits)
     check_range("released", batch.released, limits.max_slots)
-    _check_copies(batch, limits)
-    _check_swaps(batch, limits)
-    _check_state_copies(batch, limits)
+    check_block_copies(batch, limits)
+    check_swaps(batch, limits)
+    check_state_copies(batch, limits)
     check_range("digest_blocks", batch.digest_blocks, limits.num_blocks)
     if batch.digest_blocks.size and not batch.slots.size:
         raise InvalidBatch("digest_blocks needs a step with rows", field="digest_blocks")
@@ -286,66 +291,6 @@ def _check_asked_rows(name: str, rows: Sequence[int], batch: StepBatch) -> None:
         if row in seen:
             raise InvalidBatch(f"{field} repeats {row}", field=field)
         seen.add(row)
-
-
-def _check_copies(batch: StepBatch, limits: SlotLimits) -> None:
-    destinations: set[int] = set()
-    for index, copy in enumerate(batch.copies):
-        field = f"copies[{index}]"
-        for name, value, limit in (
-            ("slot", copy.slot, limits.max_slots),
-            ("source_block", copy.source, limits.num_blocks),
-            ("destination_block", copy.destination, limits.num_blocks),
-        ):
-            if not 0 <= value < limit:
-                raise InvalidBatch(
-                    f"{field}.{name} must be below {limit}, got {value}", field=f"{field}.{name}"
-                )
-        if copy.destination in destinations or copy.destination == copy.source:
-            raise InvalidBatch(
-                f"{field}.destination_block must be a block of its own, got {copy.destination}",
-                field=f"{field}.destination_block",
-            )
-        destinations.add(copy.destination)
-
-
-def _check_swaps(batch: StepBatch, limits: SlotLimits) -> None:
-    """Check the moves: both ends exist, and nothing is written twice."""
-    for field, moves, sources, destinations in (
-        ("swap_out", batch.swap_out, limits.num_blocks, limits.num_host_blocks),
-        ("swap_in", batch.swap_in, limits.num_host_blocks, limits.num_blocks),
-    ):
-        if moves and not limits.num_host_blocks:
-            raise UnsupportedBatch(f"{field}: this plane has no host pool", field=field)
-        written = {copy.destination for copy in batch.copies} if field == "swap_in" else set()
-        for index, move in enumerate(moves):
-            for name, value, limit in (
-                ("source_block", move.source, sources),
-                ("destination_block", move.destination, destinations),
-            ):
-                if not 0 <= value < limit:
-                    where = f"{field}[{index}].{name}"
-                    raise InvalidBatch(f"{where} must be below {limit}, got {value}", field=where)
-            if move.destination in written:
-                where = f"{field}[{index}].destination_block"
-                raise InvalidBatch(
-                    f"{where} must be a block of its own, got {move.destination}", field=where
-                )
-            written.add(move.destination)
-
-
-def _check_state_copies(batch: StepBatch, limits: SlotLimits) -> None:
-    if batch.state_copies and not limits.num_states:
-        raise UnsupportedBatch(
-            "state_copies: the model of this plane has no states", field="state_copies"
-        )
-    for index, copy in enumerate(batch.state_copies):
-        for name, value in copy._asdict().items():
-            if not 0 <= value < limits.num_states:
-                field = f"state_copies[{index}].{name}"
-                raise InvalidBatch(
-                    f"{field} must be below {limits.num_states}, got {value}", field=field
-                )
 
 
 def _check_starts(batch: StepBatch, limits: SlotLimits) -> None:

@@ -56,9 +56,6 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
 
     Raises ConfigError families for what cannot be had here, ModelFileError for the file's faults.
     """
-    if context.spec.delta_net is not None and context.swap_bytes:
-        log.warning("nothing is swapped: states of sequences are in no block", field="swap_space")
-        context = replace(context, swap_bytes=0)
     layers = build_cpu_layers(context, model)
     executor, weights, room = layers.executor, layers.weights, layers.room
     warm_up(executor, context.block_size, has_states=room is not None)

@@ -124,6 +124,9 @@ def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
             f"states of sequences; {', '.join(sorted(KEEPS_STATES))} does",
             field="executor",
         )
+    if context.spec.delta_net is not None and context.swap_bytes:
+        log.warning("nothing is swapped: states of sequences are in no block", field="swap_space")
+        context = replace(context, swap_bytes=0)
     if name not in COMPUTES_WINDOWS:
         context = _without_windows(context)
     built = BUILT_IN[name](context) if name in BUILT_IN else _build_custom(name, context)
