@@ -54,7 +54,7 @@ def bytes_of_graphs(spec: ModelSpec, sizes: Sequence[int], block_size: int) -> i
     beside `SHARED_BYTES`, as is what the driver keeps of a graph.
     """
     width = -(-spec.context_length // block_size)
-    inputs = bytes_of_inputs(max(sizes), width, has_states=spec.delta_net is not None)
+    inputs = bytes_of_inputs(max(sizes), width, has_states=spec.recurrence is not None)
     return SHARED_BYTES + FLOAT_BYTES * spec.vocab_size * sum(sizes) + inputs
 
 

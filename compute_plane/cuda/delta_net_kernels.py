@@ -1,4 +1,4 @@
-"""The kernels through which tokens go in layers with states, and those of attention's gates.
+"""The kernels through which tokens go in layers with Gated DeltaNet.
 
     inputs │ q, k, v, z, b, a │ ─→ short_convolution ─→ q, k, v, β, α ─→ delta_rule ─→ out
                                       ↑                                   ↑ ↓
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from compute_plane.cuda.state_pool import layer_state_floats
 from kernels.cuda.delta_rule import DeltaRuleVariant, divides_heads, takes_whole_heads
-from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.instructions.elements import VECTOR_LENGTHS
 from kernels.cuda.short_convolution import ShortConvolutionVariant
@@ -28,56 +26,14 @@ if TYPE_CHECKING:
     from compute_plane.cuda.launchers import Launcher
     from compute_plane.cuda.operands import LayerDeltaNet, StateRows
     from compute_plane.model.delta_net import DeltaNet
-    from compute_plane.model.spec import ModelSpec
     from kernels.cuda.variant import Variant
 
 
 class DeltaNetKernels:
-    """The part of `KernelOperations` for models with Gated DeltaNet or gates of attention.
+    """Those of one model; the same for all layers. `dtype`: of a step, by name.
 
-    `dtype`: of a step, by name. Raises UnsupportedVariantError for sizes that the kernels are not
-    written for.
+    Raises UnsupportedVariantError for sizes that the kernels are not written for.
     """
-
-    def __init__(self, launcher: Launcher, spec: ModelSpec, dtype: str) -> None:
-        self._launcher = launcher
-        self._gate: GateAttendedVariant | None = None
-        self._layer: _LayerKernels | None = None
-        if spec.gates_attention:
-            self._gate = GateAttendedVariant(dtype)
-            self._gate.grid(1, spec.query_size)  # refuses the sizes that it does not take
-        if spec.delta_net is not None:
-            self._layer = _LayerKernels(launcher, spec.delta_net, dtype)
-
-    @property
-    def variants(self) -> list[Variant]:
-        """Every kernel that may be launched."""
-        gates = [] if self._gate is None else [self._gate]
-        return [*gates, *([] if self._layer is None else self._layer.variants)]
-
-    def gate_attended(self, attended: Tensor, gates: Tensor) -> None:
-        """Gate what attention gave, in place."""
-        assert self._gate is not None
-        num_tokens, num_features = attended.shape
-        grid = self._gate.grid(num_tokens, num_features)
-        self._launcher.launch(self._gate, grid, attended, gates, num_features, num_features)
-
-    def delta_net(
-        self,
-        out: Tensor,
-        states: Tensor,
-        layer: int,
-        inputs: Tensor,
-        rows: StateRows,
-        own: LayerDeltaNet,
-    ) -> None:
-        """Bring the tokens of rows through their states."""
-        assert self._layer is not None
-        self._layer.run(out, states, layer, inputs, rows, own)
-
-
-class _LayerKernels:
-    """Those of a layer with states; the same for all layers."""
 
     def __init__(self, launcher: Launcher, sizes: DeltaNet, dtype: str) -> None:
         self._launcher = launcher
@@ -116,7 +72,7 @@ class _LayerKernels:
         stride = inputs.shape[1]
         every = inputs.view(-1)
         z, gates = every[sizes.channels :], every[sizes.channels + sizes.value_size :]
-        places = states, states.shape[1], layer * layer_state_floats(sizes)
+        places = states, states.shape[1], layer * sizes.state_floats
         self._launcher.launch(
             self._convolution,
             self._convolution.grid(num_tokens, key_heads, value_heads),

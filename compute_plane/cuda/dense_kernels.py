@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from compute_plane.cuda.operands import num_delta_net_inputs
 from kernels.cuda.activation import SILU
 from kernels.cuda.dense_matmul import (
     COLUMNS,
@@ -142,8 +141,8 @@ def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int]]:
     yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     if spec.gates_attention:
         yield "rounded", spec.query_size
-    if spec.delta_net is not None:
-        yield "rounded", num_delta_net_inputs(spec.delta_net)
+    if spec.recurrence is not None:
+        yield "rounded", spec.recurrence.num_inputs
     yield "rounded" if spec.has_output_norms else "added", spec.hidden_size
     for size in sorted(spec.common_mlp_sizes):
         yield "gated", size

@@ -63,7 +63,7 @@ def num_device_layers(
         if needs.whole <= limit:
             return context.spec.num_layers
     needs = _needs(context, driver, weights, pool_dtype, context.num_blocks)
-    if context.spec.delta_net is not None:
+    if context.spec.recurrence is not None:
         check_is_whole(needs, limit)
     return layers_within(needs, limit)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from compute_plane.cuda.expert_products import expert_working_bytes
-from compute_plane.cuda.operands import num_delta_net_inputs
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS
 from compute_plane.cuda.state_pool import state_bytes
+from compute_plane.model.delta_net import DeltaNet
 from planes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def device_bytes(
     return DeviceBytes(
         first=weights.embedding.num_bytes + working + state_bytes(spec),
         layers=tuple(
-            layer.num_bytes + (of_layer if spec.delta_net_of(index) is None else 0)
+            layer.num_bytes + (of_layer if spec.recurrence_of(index) is None else 0)
             for index, layer in enumerate(weights.layers)
         ),
         last=head + logits + history_bytes + graph_bytes,
@@ -146,13 +146,14 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
 
 def _recurrence_bytes(spec: ModelSpec, item_bytes: int) -> int:
     """Return what a token takes in a layer with states."""
-    of = spec.delta_net
+    of = spec.recurrence
     if of is None:
         return 0
-    inputs = num_delta_net_inputs(of)
-    # In float32: what comes out of the convolution and, at most, of the heads.
-    floats = of.channels + 2 * of.num_value_heads + of.value_size
-    return item_bytes * (4 * spec.hidden_size + inputs + of.value_size) + FLOAT_BYTES * floats
+    elements = 4 * spec.hidden_size + of.num_inputs + of.out_size
+    floats = 0
+    if isinstance(of, DeltaNet):  # what comes out of its convolution and, at most, of its heads
+        floats = of.channels + 2 * of.num_value_heads + of.value_size
+    return item_bytes * elements + FLOAT_BYTES * floats
 
 
 def first_layers(spec: ModelSpec, num_layers: int) -> ModelSpec:

@@ -1,7 +1,7 @@
 """The operations of a CUDA device: each a launch of a kernel of `kernels.cuda`, or several.
 
 What is quantised has its own file, `quantized_kernels`, and so have what reads and writes the pool,
-`attention_kernels`, what goes through states, `delta_net_kernels`, and the logits,
+`attention_kernels`, what goes through states, `recurrence_kernels`, and the logits,
 `logits_kernels`.
 
 What a kernel needs beside its tensors is made here: strides, grids, scratch memory. Scratch comes
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.attention_kernels import AttentionKernels
-from compute_plane.cuda.delta_net_kernels import DeltaNetKernels
 from compute_plane.cuda.dense_kernels import DenseKernels, num_product_parts
 from compute_plane.cuda.expert_kernels import NO_EXPERTS, ExpertKernels
 from compute_plane.cuda.logits_kernels import LogitsKernels
@@ -29,6 +28,7 @@ from compute_plane.cuda.operands import (
     SamplingColumns,
 )
 from compute_plane.cuda.quantized_kernels import UNQUANTISED, QuantizedKernels
+from compute_plane.cuda.recurrence_kernels import RecurrenceKernels
 from compute_plane.errors import DeviceUnavailableError
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
@@ -102,7 +102,7 @@ class KernelOperations:
                 for num_parts in ((0,) if dtype == "float32" else (0, *PARTS))
             }
             self._attention = AttentionKernels(launcher, spec, dtype, block_size, kv_dtype)
-            self._delta_net = DeltaNetKernels(launcher, spec, dtype)
+            self._recurrence = RecurrenceKernels(launcher, spec, dtype)
             gate = spec.activation if spec.common_mlp_sizes else None
             self._quantized = QuantizedKernels(launcher, dtype, quantized, gate)
             self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
@@ -118,8 +118,9 @@ class KernelOperations:
         self.rope_write_kv = self._attention.rope_write_kv
         self.attention_decode = self._attention.attention_decode
         self.attention_prefill = self._attention.attention_prefill
-        self.gate_attended = self._delta_net.gate_attended
-        self.delta_net = self._delta_net.delta_net
+        self.gate_attended = self._recurrence.gate_attended
+        self.delta_net = self._recurrence.delta_net
+        self.gated_convolution = self._recurrence.gated_convolution
         launcher.prepare(self.variants)
 
     @property
@@ -127,7 +128,7 @@ class KernelOperations:
         """Every kernel that may be launched."""
         return [
             self._embedding, *self._gate.values(), self._norm, *self._add_norms.values(),
-            *self._attention.variants, *self._delta_net.variants, self._copy,
+            *self._attention.variants, *self._recurrence.variants, self._copy,
             *self._logits.variants, *self._quantized.variants, *self._dense.variants,
             *self.experts.variants,
         ]  # fmt: skip

@@ -85,7 +85,7 @@ def run_largest_step(
     enough.
     """
     block_size, max_tokens = sizes.block_size, sizes.max_tokens
-    has_states = spec.delta_net is not None
+    has_states = spec.recurrence is not None
     pools = BlockPools(
         spec,
         driver,
@@ -210,5 +210,5 @@ def largest_batch(spec: ModelSpec, sizes: StepSizes) -> ExecutionBatch:
         query_lens=query_lens,
         sampled_rows=sampled_rows,
         sampling=sampling,
-        states=np.arange(num_rows if spec.delta_net is not None else 0, dtype=np.int32),
+        states=np.arange(num_rows if spec.recurrence is not None else 0, dtype=np.int32),
     )

@@ -1,8 +1,9 @@
-"""What lets a token see those before it, layer by layer: attention, or Gated DeltaNet.
+"""What lets a token see those before it, layer by layer: attention, or a state.
 
-    attention   norm → QKV, gates → biases, norms of heads, rotate, write K and V
-                → attention, with the layer's window → · sigmoid(gates)
-    DeltaNet    norm → Q, K, V, Z, B, A → convolution, delta rule, norm, gate: through the states
+    attention     norm → QKV, gates → biases, norms of heads, rotate, write K and V
+                  → attention, with the layer's window → · sigmoid(gates)
+    DeltaNet      norm → Q, K, V, Z, B, A → convolution, delta rule, norm, gate: through the states
+    convolution   norm → B, C, X → B · X, convolution, · C: through the states
 
 What they give is the input of the product behind them. Layers with attention have keys and values
 in the pool, by their number among those; the others have states, likewise.
@@ -10,29 +11,48 @@ in the pool, by their number among those; the others have states, likewise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from compute_plane.cuda.operands import HeadChanges, LayerAttention, LayerDeltaNet
-from compute_plane.cuda.weights import DeviceDeltaNet
+from compute_plane.cuda.operands import (
+    HeadChanges,
+    LayerAttention,
+    LayerConvolution,
+    LayerDeltaNet,
+)
+from compute_plane.cuda.weights import DeviceAttention, DeviceConvolution
+from compute_plane.model.delta_net import DeltaNet
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from compute_plane.cuda.batch_layout import StepTensors
     from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.layer_products import Hidden, LayerProducts
     from compute_plane.cuda.operands import StateRows
-    from compute_plane.cuda.weights import DeviceAttention, DeviceLayer
-    from compute_plane.model.delta_net import DeltaNet
+    from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.cuda.weights import DeviceDeltaNet, DeviceLayer, DeviceRecurrence
+    from compute_plane.model.recurrence import Recurrence
     from compute_plane.model.spec import ModelSpec
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines, float32 [positions, D/2] each."""
 Turns: TypeAlias = tuple[Angles, Tensor]
 """Angles, and each token's place among them."""
+Own = TypeVar("Own")
+"""What a layer has of its own, of one kind."""
+
+
+class GoesThrough(Protocol):
+    """Brings the tokens of rows through their states, in a layer by its number among those."""
+
+    def __call__(
+        self, out: Tensor, states: Tensor, layer: int, inputs: Tensor, rows: StateRows
+    ) -> None:
+        """Queue it; the arguments are those of `DeviceOperations.delta_net`."""
+        ...
 
 
 class AttentionMixer:
@@ -96,39 +116,40 @@ class AttentionMixer:
         return attended.view(num_tokens, spec.query_size)
 
 
-class DeltaNetMixer:
-    """Gated DeltaNet of the layer that is `number` among those of `states`. `eps`: of its norm."""
+class RecurrentMixer:
+    """What the layer that is `number` among those of `states` has in place of attention.
+
+    `out_size`: what comes out of a token. `go_through`: the operation that brings them through.
+    """
 
     def __init__(
         self,
         products: LayerProducts,
-        sizes: DeltaNet,
-        weights: DeviceDeltaNet,
+        weights: DeviceRecurrence,
         states: Tensor,
         number: int,
-        eps: float,
+        out_size: int,
+        go_through: GoesThrough,
     ) -> None:
         self._products = products
-        self._weights = weights
+        self._inputs = weights.inputs
         self._states = states
         self._number = number
-        self._own = LayerDeltaNet(
-            weights.convolution, weights.rates, weights.time_bias, weights.norm, eps, sizes
-        )
+        self._out_size = out_size
+        self._go_through = go_through
 
     def run(
         self, hidden: Hidden, norm: Tensor | None, rows: StateRows, out: Tensor | None
     ) -> Tensor:
-        """Queue it; return value heads side by side, [T, Hv·Dv]. `norm`: as above.
+        """Queue it; return what comes out of tokens, [T, out_size]. `norm`: as above.
 
-        `out`: where they are to lie, if that is given; a token in no row has there what it had.
+        `out`: where that is to lie, if it is given; a token in no row has there what it had.
         """
-        products, own = self._products, self._own
-        inputs = products.normed(hidden, norm, self._weights.inputs)
+        inputs = self._products.normed(hidden, norm, self._inputs)
         if out is None:
-            shape = len(inputs), own.sizes.value_size
+            shape = len(inputs), self._out_size
             out = torch.empty(shape, dtype=inputs.dtype, device=inputs.device)
-        products.operations.delta_net(out, self._states, self._number, inputs, rows, own)
+        self._go_through(out, self._states, self._number, inputs, rows)
         return out
 
 
@@ -138,17 +159,20 @@ def mixers_of(
     layers: Sequence[DeviceLayer],
     pools: BlockPools,
     growth: tuple[Tensor, int] | None,
-) -> list[AttentionMixer | DeltaNetMixer]:
+) -> list[AttentionMixer | RecurrentMixer]:
     """Return those of a model's layers. `growth`: of queries, as in `HeadChanges`."""
-    made: list[AttentionMixer | DeltaNetMixer] = []
+    made: list[AttentionMixer | RecurrentMixer] = []
     num_attending = num_with_state = 0
     for layer, weights in enumerate(one.mixer for one in layers):
-        if isinstance(weights, DeviceDeltaNet):
-            if spec.delta_net is None or pools.states is None:
+        if not isinstance(weights, DeviceAttention):
+            of, states = spec.recurrence, pools.states
+            if of is None or states is None:
                 raise ValueError("a model with states needs a pool of them")
-            sizes, eps = spec.delta_net, spec.rms_norm_eps
+            go_through = _operation_of(products.operations, weights, of, spec.rms_norm_eps)
             made.append(
-                DeltaNetMixer(products, sizes, weights, pools.states.device, num_with_state, eps)
+                RecurrentMixer(
+                    products, weights, states.device, num_with_state, of.out_size, go_through
+                )
             )
             num_with_state += 1
             continue
@@ -159,3 +183,33 @@ def mixers_of(
         )
         num_attending += 1
     return made
+
+
+def _operation_of(
+    operations: DeviceOperations,
+    weights: DeviceDeltaNet | DeviceConvolution,
+    of: Recurrence,
+    eps: float,
+) -> GoesThrough:
+    """Return the operation that brings tokens through the states of a layer. `eps`: of norms."""
+    if isinstance(weights, DeviceConvolution):
+        return _given(operations.gated_convolution, LayerConvolution(weights.convolution))
+    if not isinstance(of, DeltaNet):
+        raise TypeError(f"weights of Gated DeltaNet, and sizes of {type(of).__name__}")
+    own = LayerDeltaNet(
+        weights.convolution, weights.rates, weights.time_bias, weights.norm, eps, of
+    )
+    return _given(operations.delta_net, own)
+
+
+def _given(
+    operation: Callable[[Tensor, Tensor, int, Tensor, StateRows, Own], None], own: Own
+) -> GoesThrough:
+    """Return an operation that is given what a layer has of its own."""
+
+    def go_through(
+        out: Tensor, states: Tensor, layer: int, inputs: Tensor, rows: StateRows
+    ) -> None:
+        operation(out, states, layer, inputs, rows, own)
+
+    return go_through

@@ -88,7 +88,7 @@ class LlamaModel:
     def run(self, step: StepTensors) -> Hidden:
         """Queue all layers over the tokens of a step."""
         weights, products = self._weights, self._products
-        heads = self._heads(step)
+        out = self._out_of_states(step)
         residual = self._empty(step.token_ids.shape[0], self._spec.hidden_size)
         self._operations.embedding(residual, weights.embedding, step.token_ids)
         if self._spec.embedding_scale != 1:
@@ -102,21 +102,21 @@ class LlamaModel:
                 mixed = mixer.run(hidden, layer.attn_norm, step, turns)
             else:
                 assert step.states is not None
-                mixed = mixer.run(hidden, layer.attn_norm, step.states, heads)
+                mixed = mixer.run(hidden, layer.attn_norm, step.states, out)
             products.add(hidden, mixed, layer.mixer.o, after_mixer, layer.mixer.o_bias)
             del mixed  # its memory serves what follows
             self._feed_forward(hidden, layer, after_mlp)
         return hidden
 
-    def _heads(self, step: StepTensors) -> Tensor | None:
-        """Return where value heads lie in all layers of a step that may have tokens in no row.
+    def _out_of_states(self, step: StepTensors) -> Tensor | None:
+        """Return where layers with states write in a step that may have tokens in no row.
 
         Those have zeros there, so that they are alike.
         """
-        states, of = step.states, self._spec.delta_net
+        states, of = step.states, self._spec.recurrence
         if states is None or of is None or states.num_long:
             return None
-        return self._empty(len(step.token_ids), of.value_size).zero_()
+        return self._empty(len(step.token_ids), of.out_size).zero_()
 
     def _turns(self, step: StepTensors) -> list[Turns]:
         """Return how the tokens of a step turn, layer by layer."""

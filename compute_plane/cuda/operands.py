@@ -101,9 +101,14 @@ class LayerDeltaNet:
     sizes: DeltaNet
 
 
-def num_delta_net_inputs(of: DeltaNet) -> int:
-    """Return what a layer with Gated DeltaNet reads of a token: q, k, v, z, b, a."""
-    return of.channels + of.value_size + 2 * of.num_value_heads
+@dataclass(frozen=True, slots=True)
+class LayerConvolution:
+    """What a layer with a gated convolution has of its own.
+
+    `weight`: float32 [K, C], the last row is of the token itself (`kernels.reference`).
+    """
+
+    weight: Tensor
 
 
 Writes: TypeAlias = Literal["rounded", "float32", "added", "gated"]

@@ -12,7 +12,7 @@ return before the device is done: work is queued on the current stream. `then`: 
 
 Array letters: T tokens, S rows, H query heads, G kv heads, D head size, N blocks, L layers, B block
 size, M table width, E hidden size, F feed-forward size, K samples, R rows of logits, V vocabulary;
-those of Gated DeltaNet are `kernels.reference.delta_net`'s.
+those of layers with states are those of `kernels.reference`: Gated DeltaNet's, convolutions'.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Around,
         HeadChanges,
         LayerAttention,
+        LayerConvolution,
         LayerDeltaNet,
         LogprobColumns,
         LogprobOutputs,
@@ -217,6 +218,21 @@ class DeviceOperations(Protocol):
         `out`: [T, Hv·Dv]; of a token that is in no row nothing is written. `states`: as in
         `state_pool`; those of `rows` go on in the part of a layer, by its number among those with
         states. `inputs`: [T, C + Hv·Dv + 2·Hv], q, k, v before the convolution, z, b, a.
+        """
+        ...
+
+    def gated_convolution(
+        self,
+        out: Tensor,
+        states: Tensor,
+        layer: int,
+        inputs: Tensor,
+        rows: StateRows,
+        own: LayerConvolution,
+    ) -> None:
+        """Bring the tokens of rows through their states; `kernels.reference.gated_convolution`.
+
+        `out`: [T, C]; `inputs`: [T, 3·C], b, c, x. The others: as for `delta_net`.
         """
         ...
 

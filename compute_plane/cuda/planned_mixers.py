@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 
@@ -14,24 +13,17 @@ from compute_plane.cuda.planned_matrix import (
     projection_of,
     values_of,
 )
-from compute_plane.cuda.weights import DeviceAttention, DeviceDeltaNet
-from compute_plane.model import delta_net_layout, layout
+from compute_plane.cuda.planned_recurrences import PlannedRecurrence, plan_recurrence
+from compute_plane.cuda.weights import DeviceAttention
+from compute_plane.model import layout
 from compute_plane.model.tensor import RawTensor, TensorFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from compute_plane.cuda.planned_recurrences import Joined, PlansVectors
     from compute_plane.model.spec import ModelSpec
     from compute_plane.model.tensor import TensorSource
-
-Joined: TypeAlias = Callable[..., tuple[PlannedMatrix, ...]]
-"""Plans matrices of tensors that read the same input: as few as their formats allow."""
-
-
-class PlansVectors(Protocol):
-    """Plans one vector of several tensors."""
-
-    def __call__(self, *names: str, target: TensorFormat = ...) -> PlannedMatrix:
-        """Plan that of the tensors of these names; in a step's dtype unless `target` is given."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,50 +63,7 @@ class PlannedAttention:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedDeltaNet:
-    """As in `DeviceDeltaNet`, but for the convolution: [C, K] as one vector."""
-
-    inputs: tuple[PlannedMatrix, ...]
-    o: tuple[PlannedMatrix, ...]
-    convolution: PlannedMatrix
-    rates: PlannedMatrix
-    time_bias: PlannedMatrix
-    norm: PlannedMatrix
-    kernel_size: int
-
-    @property
-    def vectors(self) -> tuple[PlannedMatrix, ...]:
-        """Everything that is no matrix, in float32."""
-        return self.convolution, self.rates, self.time_bias, self.norm
-
-    @property
-    def matrices(self) -> tuple[PlannedMatrix, ...]:
-        """Everything that rows are multiplied with."""
-        return (*self.inputs, *self.o)
-
-    @property
-    def o_bias(self) -> None:
-        """There is none."""
-        return None
-
-    def at(self, placed: Placed) -> DeviceDeltaNet:
-        """Return it where it lies."""
-        taps = values_of(placed(self.convolution)).view(-1, self.kernel_size)
-        rates, time_bias, norm = (
-            values_of(placed(one)).view(-1) for one in (self.rates, self.time_bias, self.norm)
-        )
-        return DeviceDeltaNet(
-            inputs=projection_of(placed, self.inputs),
-            o=projection_of(placed, self.o),
-            convolution=taps.t().contiguous(),
-            rates=rates,
-            time_bias=time_bias,
-            norm=norm,
-        )
-
-
-PlannedMixer: TypeAlias = PlannedAttention | PlannedDeltaNet
+PlannedMixer: TypeAlias = PlannedAttention | PlannedRecurrence
 
 
 def plan_mixer(
@@ -126,8 +75,9 @@ def plan_mixer(
     norm: Callable[[str], PlannedMatrix],
 ) -> PlannedMixer:
     """Plan what a layer has. `norm`: plans the weights of a norm, by the tensor's name."""
-    if spec.delta_net_of(layer) is not None:
-        return _plan_delta_net(spec, source, layer, joined, vector)
+    recurrence = spec.recurrence_of(layer)
+    if recurrence is not None:
+        return plan_recurrence(recurrence, source, layer, joined, vector)
 
     def tensor(role: str) -> RawTensor:
         return source.tensor(layout.layer_tensor(layer, role))
@@ -142,35 +92,6 @@ def plan_mixer(
         o_bias=vector(*o_bias) if o_bias else None,
         sinks=vector(*sinks, target=TensorFormat.F32) if sinks else None,
         gate=joined(tensor(layout.QUERY_GATE)) if spec.gates_attention else (),
-    )
-
-
-def _plan_delta_net(
-    spec: ModelSpec, source: TensorSource, layer: int, joined: Joined, vector: PlansVectors
-) -> PlannedDeltaNet:
-    assert spec.delta_net is not None
-
-    def name(role: str, part: str = layout.WEIGHT) -> str:
-        return layout.layer_tensor(layer, role, part)
-
-    def floats(*names: str) -> PlannedMatrix:
-        return vector(*names, target=TensorFormat.F32)
-
-    taps = source.tensor(name(delta_net_layout.CONVOLUTION))
-    roles = (
-        delta_net_layout.IN_QKV,
-        delta_net_layout.IN_Z,
-        delta_net_layout.IN_B,
-        delta_net_layout.IN_A,
-    )
-    return PlannedDeltaNet(
-        inputs=joined(*(source.tensor(name(role)) for role in roles)),
-        o=joined(source.tensor(name(delta_net_layout.OUT))),
-        convolution=PlannedMatrix((replace(taps, shape=(taps.num_elements,)),), TensorFormat.F32),
-        rates=floats(name(delta_net_layout.MIXER, delta_net_layout.RATES)),
-        time_bias=floats(name(delta_net_layout.MIXER, delta_net_layout.TIME_BIAS)),
-        norm=floats(name(delta_net_layout.NORM)),
-        kernel_size=spec.delta_net.kernel_size,
     )
 
 

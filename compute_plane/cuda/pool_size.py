@@ -85,7 +85,7 @@ def room_for_states(context: ExecutorContext, driver: Driver) -> StateRoom | Non
 
     Raises ConfigError as `size_states` does.
     """
-    if context.spec.delta_net is None:
+    if context.spec.recurrence is None:
         return None
     driver.release_unused()
     free = driver.free_bytes()

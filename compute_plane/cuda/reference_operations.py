@@ -22,15 +22,16 @@ from compute_plane.cuda.operands import (
     Around,
     HeadChanges,
     LayerAttention,
+    LayerConvolution,
     LayerDeltaNet,
     PrefillRows,
     StateRows,
 )
 from compute_plane.cuda.reference_attention import Queries, attend
 from compute_plane.cuda.reference_blocks import floats, write_tokens
-from compute_plane.cuda.reference_delta_net import go_on
 from compute_plane.cuda.reference_experts import ReferenceExperts
 from compute_plane.cuda.reference_logits import ReferenceLogits
+from compute_plane.cuda.reference_recurrences import go_through_convolution, go_through_delta_net
 from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.quantized_layout import unpack_matrix
 from kernels.cuda.quantized_strands import most_rows_of
@@ -228,7 +229,19 @@ class ReferenceOperations(ReferenceLogits):
         own: LayerDeltaNet,
     ) -> None:
         """Bring tokens through their states, row by row."""
-        go_on(out, states, layer, inputs, rows, own)
+        go_through_delta_net(out, states, layer, inputs, rows, own)
+
+    def gated_convolution(
+        self,
+        out: Tensor,
+        states: Tensor,
+        layer: int,
+        inputs: Tensor,
+        rows: StateRows,
+        own: LayerConvolution,
+    ) -> None:
+        """Bring tokens through their states, row by row."""
+        go_through_convolution(out, states, layer, inputs, rows, own)
 
     def gate_mul(
         self,

@@ -1,4 +1,4 @@
-"""The states on the device: what layers with Gated DeltaNet hold of each sequence.
+"""The states on the device: what layers without keys and values hold of each sequence.
 
 One array of float32 [N, floats]: in a state the parts of its layers follow each other, as
 `kernels.cuda.recurrent_states` draws them. A row goes on from its state; one at position 0 begins
@@ -15,14 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.cuda.recurrent_states import ROW_NUMBERS, layer_floats
+from kernels.cuda.recurrent_states import ROW_NUMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from compute_plane.cuda.drivers import Driver
     from compute_plane.executor.interface import ExecutionBatch, StateCopy
-    from compute_plane.model.delta_net import DeltaNet
     from compute_plane.model.spec import ModelSpec
 
 Array = npt.NDArray[Any]
@@ -55,18 +54,11 @@ class StatePool:
             self.device[destination].copy_(self.device[source])
 
 
-def layer_state_floats(of: DeltaNet) -> int:
-    """Return the elements of a layer's part of a state."""
-    return layer_floats(
-        of.num_key_heads, of.num_value_heads, of.key_dim, of.value_dim, of.kernel_size
-    )
-
-
 def state_floats(spec: ModelSpec) -> int:
     """Return the elements of a state; 0: the model has none."""
-    if spec.delta_net is None:
+    if spec.recurrence is None:
         return 0
-    return len(spec.layers_with_state()) * layer_state_floats(spec.delta_net)
+    return len(spec.layers_with_state()) * spec.recurrence.state_floats
 
 
 def state_bytes(spec: ModelSpec) -> int:

@@ -48,19 +48,16 @@ class DeviceAttention:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceDeltaNet:
-    """What a layer has in place of attention: `kernels.reference.delta_net`.
+class DeviceRecurrence:
+    """What layers that keep states have in place of attention, whatever it is.
 
-    `inputs`: C + Hv·Dv + 2·Hv outputs: q, k, v before the convolution, z, b, a. `o`: of what it
-    gives. `convolution`: float32 [K, C]; `rates`, `time_bias`: float32 [Hv]; `norm`: float32 [Dv].
+    `inputs`: all that is computed of a token before it goes through the state; `o`: of what comes
+    out. `convolution`: float32 [K, C], of the last K tokens.
     """
 
     inputs: Projection
     o: Projection
     convolution: Tensor
-    rates: Tensor
-    time_bias: Tensor
-    norm: Tensor
 
     @property
     def o_bias(self) -> None:
@@ -68,7 +65,28 @@ class DeviceDeltaNet:
         return None
 
 
-Mixer: TypeAlias = DeviceAttention | DeviceDeltaNet
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceDeltaNet(DeviceRecurrence):
+    """Gated DeltaNet: `kernels.reference.delta_net`.
+
+    `inputs`: C + Hv·Dv + 2·Hv outputs: q, k, v before the convolution, z, b, a. `rates`,
+    `time_bias`: float32 [Hv]; `norm`: float32 [Dv].
+    """
+
+    rates: Tensor
+    time_bias: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceConvolution(DeviceRecurrence):
+    """A gated convolution: `kernels.reference.gated_convolution`.
+
+    `inputs`: 3·C outputs: b, c, x.
+    """
+
+
+Mixer: TypeAlias = DeviceAttention | DeviceDeltaNet | DeviceConvolution
 """What lets a token see those before it."""
 
 

@@ -105,8 +105,8 @@ class CpuExecutor:
         self._llama.table.load(ThreadTeam.OPERATIONS, num_threads)
         scratch_bytes = max(self._llama.scratch_bytes, sampling_scratch_bytes(spec.vocab_size))
         per_token = 0 if spec.mixture is None else spec.mixture.experts_per_token
-        key_heads = 0 if spec.delta_net is None else spec.delta_net.num_key_heads
-        self._headers = StepHeaders(num_threads, scratch_bytes, per_token, key_heads)
+        state_parts = 0 if spec.recurrence is None else spec.recurrence.num_parts
+        self._headers = StepHeaders(num_threads, scratch_bytes, per_token, state_parts)
         # Almost every step has one piece and one group of logits: its entries are made once.
         self._ordinary = {
             (is_prompt, num_groups): np.array(

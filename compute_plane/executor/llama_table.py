@@ -8,6 +8,8 @@
                      normalised before, and the gate is GELU; of EXAONE 4, too, which in turn
                      has no norms before QKV and gate, up)
          or  read:   norm → Q, K, V, Z, B, A → Gated DeltaNet → O, added to hidden → …
+                     (LFM2: norm → B, C, X → gated convolution → …; Granite 4: norm → X, B, C, Z, D
+                     → Mamba-2 → norm → O, added to hidden → …)
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
     embed    norm of the rows whose hidden states are wanted                    once 64 rows
 
@@ -27,14 +29,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from compute_plane.executor.attention_records import AttentionRecords
-from compute_plane.executor.delta_net_records import DeltaNetRecords
 from compute_plane.executor.expert_records import ExpertBuffers, TokenRecords, token_records
 from compute_plane.executor.interface import Float32Array
-from compute_plane.executor.packed_layers import PackedAttention, PackedDeltaNet, PackedMlp
+from compute_plane.executor.packed_layers import PackedAttention, PackedMlp
+from compute_plane.executor.packed_recurrences import PackedMamba2
 from compute_plane.executor.product_records import HiddenRows, ProductRecords
+from compute_plane.executor.recurrence_records import RecurrenceRecords, rows_width
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
 from compute_plane.memory.huge_pages import HugePageArena
+from compute_plane.model.mamba2 import Mamba2
 from kernels.cpu.catalogue import EMBEDDINGS, normed_rows, plain_rows, sampled_rows
 from kernels.cpu.operands import EmbeddingRecord, RowFormat, RowInput
 from kernels.cpu.operation import StepWord
@@ -42,7 +46,12 @@ from kernels.cpu.operation import StepWord
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from compute_plane.executor.packed_layers import PackedLayer, PackedMatrix, PackedWeights
+    from compute_plane.executor.packed_layers import (
+        PackedLayer,
+        PackedMatrix,
+        PackedWeights,
+    )
+    from compute_plane.executor.packed_recurrences import PackedRecurrence
     from compute_plane.memory.kv_pool import KvPool
     from compute_plane.memory.state_pool import StatePool
     from compute_plane.model.spec import ModelSpec
@@ -89,18 +98,18 @@ class LlamaTable:
         self.table.keep(self._arena)
         self._spec = spec
         self._heads_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        delta_net = spec.delta_net
-        rows_width = 0 if delta_net is None else delta_net.channels + delta_net.value_size
-        value_size = 0 if delta_net is None else delta_net.value_size
+        recurrence = spec.recurrence
+        own_rows = 0 if recurrence is None else rows_width(recurrence)
+        out_size = 0 if recurrence is None else recurrence.out_size
         # Buffers of all tokens of a step come lazily from the system: what is not touched is free.
         self.hidden = self._float_rows(max_tokens, spec.hidden_size)
         self._hidden = self.hidden.ctypes.data
         first_layer = spec.num_layers - len(weights.layers)
-        self._projected = self._floats(PIECE_TOKENS * max(self._heads_width, rows_width))
-        self._attended = self._floats(PIECE_TOKENS * max(spec.query_size, value_size))
+        self._projected = self._floats(PIECE_TOKENS * max(self._heads_width, own_rows))
+        self._attended = self._floats(PIECE_TOKENS * max(spec.query_size, out_size))
         self._gate_up = self._floats(PIECE_TOKENS * 2 * max(spec.common_mlp_sizes, default=0))
         self.logits = self._float_rows(LOGITS_ROWS, spec.vocab_size)
-        widest = max(spec.hidden_size, spec.query_size, value_size, *spec.common_mlp_sizes)
+        widest = max(spec.hidden_size, spec.query_size, out_size, *spec.common_mlp_sizes)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
         self._attention = AttentionRecords(
             self.table,
@@ -112,12 +121,12 @@ class LlamaTable:
             qkv=self._projected,
             attended=self._attended,
         )
-        self._delta_net = None
-        if delta_net is not None and states is not None:
-            self._delta_net = DeltaNetRecords(
+        self._recurrence = None
+        if recurrence is not None and states is not None:
+            self._recurrence = RecurrenceRecords(
                 self.table,
                 self._arena,
-                delta_net,
+                recurrence,
                 states,
                 first_layer=first_layer,
                 max_rows=PIECE_TOKENS,
@@ -148,7 +157,7 @@ class LlamaTable:
         self.embed = self._embed(weights)
         self.scratch_bytes = max(
             self._attention.scratch_bytes,
-            0 if self._delta_net is None else self._delta_net.scratch_bytes,
+            0 if self._recurrence is None else self._recurrence.scratch_bytes,
             generated.scratch_bytes,
             prompt.scratch_bytes,
         )
@@ -179,10 +188,10 @@ class LlamaTable:
             for weight in layer.output_norms or (None, None)
         )
         after_mixer = replace(after_mixer, bias=layer.mixer.o_bias)
-        if isinstance(layer.mixer, PackedDeltaNet):
-            write, read = self._recurrence(index, layer, layer.mixer, records)
-        else:
+        if isinstance(layer.mixer, PackedAttention):
             write, read = self._attention_of(index, layer, layer.mixer, records)
+        else:
+            write, read = [], self._recurrence_of(index, layer, layer.mixer, records.products)
         return LayerRecords(
             write=tuple(write),
             read=(
@@ -212,28 +221,36 @@ class LlamaTable:
             ]
         return write, [*read, *self._attended_rows(mixer.o, self._spec.query_size, products)]
 
-    def _recurrence(
-        self, index: int, layer: PackedLayer, mixer: PackedDeltaNet, records: TokenRecords
-    ) -> tuple[list[int], list[int]]:
-        """Return nothing, for what tokens leave is in their states, and all up to the product."""
-        if self._delta_net is None:
+    def _recurrence_of(
+        self,
+        index: int,
+        layer: PackedLayer,
+        mixer: PackedRecurrence,
+        products: ProductRecords,
+    ) -> list[int]:
+        """Return what lets tokens through their states, up to the product behind."""
+        if self._recurrence is None:
             raise ValueError("a model with states needs a pool of them")
-        products, delta_net = records.products, self._delta_net
-        read = [
-            *products.rows(*self._read(layer.attn_norm, [*mixer.rows, mixer.gates])),
-            *products.beside_each_other(mixer.rows, self._projected, delta_net.rows_width),
-            *products.product(mixer.gates, delta_net.gates, mixer.gates.n),
-            delta_net.run(index, mixer, self._epsilon()),
+        norm = mixer.norm if isinstance(mixer, PackedMamba2) else None
+        return [
+            *products.rows(*self._read(layer.attn_norm, mixer.inputs)),
+            *self._recurrence.run(index, mixer, products, self._epsilon()),
+            *self._attended_rows(mixer.o, mixer.o.k, products, norm),
         ]
-        return [], [*read, *self._attended_rows(mixer.o, delta_net.out_width, products)]
 
-    def _attended_rows(self, o: PackedMatrix, width: int, products: ProductRecords) -> list[int]:
-        """Make the rows that a product reads of what a mixer gave."""
+    def _attended_rows(
+        self, o: PackedMatrix, width: int, products: ProductRecords, norm: int | None = None
+    ) -> list[int]:
+        """Make the rows that a product reads of what a mixer gave. `norm`: Mamba-2's."""
         operands: dict[int, int] = {
             RowInput.SOURCE: self._attended,
             RowInput.SOURCE_STRIDE: width,
         }
-        return products.rows(plain_rows, [o], operands)
+        of = self._spec.recurrence
+        if norm is None or not isinstance(of, Mamba2):
+            return products.rows(plain_rows, [o], operands)
+        operands |= {RowInput.WEIGHT: norm, RowInput.EPSILON: _float_bits(of.norm_eps)}
+        return products.rows(normed_rows, [o], operands)
 
     def _feedforward(
         self, layer: PackedLayer, records: TokenRecords, hidden: HiddenRows

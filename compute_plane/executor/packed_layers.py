@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.packed_recurrences import PackedRecurrence
 from compute_plane.executor.weight_formats import Conversion, describe_formats
 from compute_plane.model.tensor import TensorFormat
 
@@ -168,47 +169,7 @@ class PackedAttention:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PackedDeltaNet:
-    """What a layer has in place of attention: `kernels.reference.delta_net`.
-
-    `o`: of what it gives. `rows`: columns q, k, v, z, in one matrix or several. `gates`: columns
-    b, a. `convolution`: address of float32 [K, C]; `rates`, `time_bias`: of float32 [Hv]; `norm`:
-    of float32 [Dv].
-    """
-
-    rows: tuple[PackedMatrix, ...]
-    gates: PackedMatrix
-    convolution: int
-    rates: int
-    time_bias: int
-    norm: int
-    o: PackedMatrix
-
-    @property
-    def o_bias(self) -> None:
-        """There is none."""
-        return None
-
-    @property
-    def matrices(self) -> tuple[PackedMatrix, ...]:
-        """All matrices."""
-        return (*self.rows, self.gates, self.o)
-
-    def moved(self, by: int) -> PackedDeltaNet:
-        """Return it so many bytes further on."""
-        return PackedDeltaNet(
-            rows=tuple(part.moved(by) for part in self.rows),
-            gates=self.gates.moved(by),
-            convolution=self.convolution + by,
-            rates=self.rates + by,
-            time_bias=self.time_bias + by,
-            norm=self.norm + by,
-            o=self.o.moved(by),
-        )
-
-
-Mixer: TypeAlias = PackedAttention | PackedDeltaNet
+Mixer: TypeAlias = PackedAttention | PackedRecurrence
 """What lets a token see those before it."""
 
 

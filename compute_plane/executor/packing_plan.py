@@ -17,17 +17,29 @@ from compute_plane.executor.packed_layers import (
     Feedforward,
     Mixer,
     PackedAttention,
-    PackedDeltaNet,
     PackedExperts,
     PackedLayer,
     PackedMatrix,
     PackedMlp,
     PackedShared,
 )
+from compute_plane.executor.packed_recurrences import (
+    PackedConvolution,
+    PackedDeltaNet,
+    PackedMamba2,
+)
 from compute_plane.executor.packing_jobs import PackingJob, PlannedMatrix, packed_bytes
 from compute_plane.executor.weight_formats import format_to_run, input_order_of
-from compute_plane.model import delta_net_layout, expert_layout, layout
+from compute_plane.model import (
+    delta_net_layout,
+    expert_layout,
+    layout,
+    mamba2_layout,
+    short_convolution_layout,
+)
+from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.errors import UnsupportedModelError
+from compute_plane.model.mamba2 import Mamba2
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import (
     ALL_ROWS,
@@ -51,10 +63,16 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
     outputs = [source.tensor(name) for name in layout.output_norms(spec, layer)]
     input_norms = [source.tensor(name) for name in layout.input_norms(spec, layer)]
     attn_norm = plan.vector(input_norms[0]) if input_norms else None
-    if spec.delta_net_of(layer) is None:
-        mixer: Mixer = _plan_attention(plan, spec, source, layer)
-    else:
+    recurrence = spec.recurrence_of(layer)
+    mixer: Mixer
+    if recurrence is None:
+        mixer = _plan_attention(plan, spec, source, layer)
+    elif isinstance(recurrence, DeltaNet):
         mixer = _plan_delta_net(plan, tensor)
+    elif isinstance(recurrence, Mamba2):
+        mixer = _plan_mamba2(plan, tensor)
+    else:
+        mixer = _plan_convolution(plan, tensor)
     mlp_norm = plan.vector(input_norms[1]) if input_norms else None
     feedforward: Feedforward
     mixture = spec.mixture_of(layer)
@@ -108,6 +126,35 @@ def _plan_delta_net(plan: PackingPlan, tensor: Callable[..., RawTensor]) -> Pack
         time_bias=plan.vector(tensor(delta_net_layout.MIXER, delta_net_layout.TIME_BIAS)),
         norm=plan.vector(tensor(delta_net_layout.NORM)),
         o=plan.matrix([tensor(delta_net_layout.OUT)]),
+    )
+
+
+def _plan_mamba2(plan: PackingPlan, tensor: Callable[..., RawTensor]) -> PackedMamba2:
+    """Plan what a layer has in place of attention. `tensor`: by its role and part."""
+
+    def vector(part: str) -> int:
+        return plan.vector(tensor(mamba2_layout.MIXER, part))
+
+    return PackedMamba2(
+        rows=plan.fused([tensor(mamba2_layout.IN_XBC), tensor(mamba2_layout.IN_Z)]),
+        # How much of a state stays is kept as exact as the file has it.
+        steps=plan.matrix([tensor(mamba2_layout.IN_D)], target=TensorFormat.F32),
+        convolution=plan.vector(tensor(mamba2_layout.CONVOLUTION), is_turned=True),
+        bias=plan.vector(tensor(mamba2_layout.CONVOLUTION, layout.BIAS)),
+        rates=vector(mamba2_layout.RATES),
+        time_bias=vector(mamba2_layout.TIME_BIAS),
+        skips=vector(mamba2_layout.SKIPS),
+        norm=plan.vector(tensor(mamba2_layout.NORM)),
+        o=plan.matrix([tensor(mamba2_layout.OUT)]),
+    )
+
+
+def _plan_convolution(plan: PackingPlan, tensor: Callable[..., RawTensor]) -> PackedConvolution:
+    """Plan what a layer has in place of attention. `tensor`: by its role and part."""
+    return PackedConvolution(
+        rows=plan.fused([tensor(short_convolution_layout.INPUTS)]),
+        convolution=plan.vector(tensor(short_convolution_layout.CONVOLUTION), is_turned=True),
+        o=plan.matrix([tensor(short_convolution_layout.OUT)]),
     )
 
 

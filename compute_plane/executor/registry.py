@@ -118,13 +118,13 @@ class BuiltExecutor:
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
     """Build the executor called `name`. Raises ConfigError families, ExecutorLoadError."""
     context_length = context.spec.context_length
-    if context.spec.delta_net is not None and name not in KEEPS_STATES:
+    if context.spec.recurrence is not None and name not in KEEPS_STATES:
         raise ConfigError(
             f"executor: {name} does not run {context.spec.architecture} models, whose layers keep "
             f"states of sequences; {', '.join(sorted(KEEPS_STATES))} does",
             field="executor",
         )
-    if context.spec.delta_net is not None and context.swap_bytes:
+    if context.spec.recurrence is not None and context.swap_bytes:
         log.warning("nothing is swapped: states of sequences are in no block", field="swap_space")
         context = replace(context, swap_bytes=0)
     if name not in COMPUTES_WINDOWS:

@@ -43,7 +43,7 @@ class StepHeaders:
     """Headers at addresses that stay (late workers may still read them), made as they are needed.
 
     `scratch_bytes`: what each of `num_threads` workers needs. `experts_per_token`: of a mixture.
-    `key_heads`: of layers with states.
+    `state_parts`: that a row goes through, in layers with states (`Recurrence.num_parts`).
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class StepHeaders:
         num_threads: int,
         scratch_bytes: int,
         experts_per_token: int = 0,
-        key_heads: int = 0,
+        state_parts: int = 0,
     ) -> None:
         size = -(-scratch_bytes // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
         self._scratch = huge_page_array(num_threads * size, purpose="scratch memory")
         self._scratch_bytes = size
         self._experts_per_token = experts_per_token
-        self._key_heads = key_heads
+        self._state_parts = state_parts
         self._headers: list[Words] = []
 
     def others(self) -> StepHeaders:
@@ -93,7 +93,7 @@ class StepHeaders:
         header[StepWord.MERGE_CHUNKS] = min(len(merges), MAX_CHUNKS)
         header[StepWord.STATE_ROWS] = state_rows.ctypes.data
         header[StepWord.NUM_STATE_ROWS] = len(state_rows)
-        header[StepWord.STATE_CHUNKS] = min(len(state_rows) * self._key_heads, MAX_CHUNKS)
+        header[StepWord.STATE_CHUNKS] = min(len(state_rows) * self._state_parts, MAX_CHUNKS)
         expert_rows = num_tokens * self._experts_per_token
         header[StepWord.NUM_EXPERT_ROWS] = expert_rows
         header[StepWord.EXPERT_ROW_CHUNKS] = _row_chunks(expert_rows)

@@ -7,10 +7,9 @@ from typing import Final
 from compute_plane.memory.huge_pages import UInt8Array, huge_page_array
 from compute_plane.memory.sizing import Memory
 from compute_plane.memory.state_sizing import StateRoom, size_states
-from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.spec import ModelSpec
-from kernels.cpu.delta_net_sizes import layer_state_bytes
 
+FLOAT_BYTES: Final = 4
 PURPOSE: Final = "the states of sequences"
 
 
@@ -51,11 +50,6 @@ class StatePool:
         self.data[destination] = self.data[source]
 
 
-def sizes_of(of: DeltaNet) -> tuple[int, int, int, int, int]:
-    """Return what `kernels.cpu.delta_net_sizes` asks for, in its order."""
-    return of.num_key_heads, of.num_value_heads, of.key_dim, of.value_dim, of.kernel_size
-
-
 def room_for_states(
     spec: ModelSpec, max_slots: int, memory: Memory | None, first_layer: int = 0
 ) -> StateRoom | None:
@@ -64,15 +58,15 @@ def room_for_states(
     Raises ConfigError as `size_states` does. `memory` None: unknown.
     """
     num_layers = len(spec.layers_with_state(first_layer))
-    if spec.delta_net is None or not num_layers:
+    if spec.recurrence is None or not num_layers:
         return None
-    state_bytes = num_layers * layer_state_bytes(*sizes_of(spec.delta_net))
-    return size_states(state_bytes, max_slots, memory)
+    layer_bytes = FLOAT_BYTES * spec.recurrence.state_floats
+    return size_states(num_layers * layer_bytes, max_slots, memory)
 
 
 def make_states(spec: ModelSpec, num_states: int, first_layer: int = 0) -> StatePool | None:
     """Return states for a model's layers from one on; None: they have none."""
     num_layers = len(spec.layers_with_state(first_layer))
-    if spec.delta_net is None or not num_layers:
+    if spec.recurrence is None or not num_layers:
         return None
-    return StatePool(num_states, num_layers, layer_state_bytes(*sizes_of(spec.delta_net)))
+    return StatePool(num_states, num_layers, FLOAT_BYTES * spec.recurrence.state_floats)

@@ -90,7 +90,9 @@ ARCHITECTURES: Final = {
         exceeds_float16=True,
         says_scaled_length=True,
     ),
-    "granitemoehybrid": Architecture("Granite 4", has_multipliers=True, is_in_gguf=False),
+    "granitehybrid": Architecture(
+        "Granite 4", turns_neighbours="in GGUF", has_multipliers=True, experts="may"
+    ),
     "mixtral": Architecture("Mixtral", experts="always", is_in_gguf=False),
     "qwen3moe": Architecture("Qwen3 MoE", has_head_norms=True, experts="always"),
     "qwen3vlmoe": Architecture("Qwen3-VL MoE", has_head_norms=True, experts="always"),
@@ -140,6 +142,8 @@ ARCHITECTURES: Final = {
         predicts_ahead=True,
         experts="always",
     ),
+    "lfm2": Architecture("LFM2", has_head_norms=True),
+    "lfm2moe": Architecture("LFM2 MoE", has_head_norms=True, experts="always"),
     "granitemoe": Architecture(
         "Granite MoE", turns_neighbours="in GGUF", has_multipliers=True, experts="always"
     ),

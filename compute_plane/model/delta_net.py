@@ -42,6 +42,27 @@ class DeltaNet:
         """What goes through the convolution: queries, keys, values."""
         return 2 * self.key_size + self.value_size
 
+    @property
+    def num_inputs(self) -> int:
+        """What is computed of a token before the state: q, k, v, z, b, a."""
+        return self.channels + self.value_size + 2 * self.num_value_heads
+
+    @property
+    def out_size(self) -> int:
+        """What comes out of a token: value heads side by side."""
+        return self.value_size
+
+    @property
+    def state_floats(self) -> int:
+        """Elements of a layer's part of a state, a multiple of 32."""
+        memory = self.num_value_heads * self.key_dim * self.value_dim
+        return (self.kernel_size - 1) * self.channels + memory
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a state that do not know of each other: key heads, with their value heads."""
+        return self.num_key_heads
+
     def faults(self, num_layers: int) -> list[str]:
         """Return what makes these no layers of a model with so many, one line each; or nothing."""
         limits = {

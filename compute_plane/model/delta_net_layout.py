@@ -63,8 +63,6 @@ GGUF_NAMES: Final = {
     OUT: "ssm_out",
 }
 GGUF_VECTORS: Final = {RATES: "ssm_a", TIME_BIAS: "ssm_dt.bias"}
-LOGARITHMS: Final = "A_log"
-"""What directories have in place of the rates."""
 QWEN3_NEXT: Final = "qwen3next"
 TILED_IN_GGUF: Final = ("qwen35", "qwen35moe")
 """Architectures whose GGUF files have value heads in the order of `value_heads_tiled`."""
@@ -118,17 +116,3 @@ def stored_gates(spec: ModelSpec) -> Iterator[tuple[str, RowsOfPart]]:
     for place, role in enumerate((_QUERY, QUERY_GATE)):
         runs = RowRuns(place * size, size, 2 * size, spec.num_heads)
         yield f"{role}.weight", RowsOfPart(f"{_QUERY}.weight", (runs,), shape)
-
-
-def directory_name(canonical: str) -> str:
-    """Return what a directory calls a tensor of a layer with this."""
-    suffix = f".{MIXER}.{RATES}"
-    if canonical.endswith(suffix):
-        return canonical.removesuffix(RATES) + LOGARITHMS
-    return canonical
-
-
-def directory_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a directory's tensor, of a convolution that of its channels and taps."""
-    is_single = len(shape) == 3 and shape[1] == 1 and name.endswith(f".{CONVOLUTION}.weight")
-    return (shape[0], shape[2]) if is_single else shape

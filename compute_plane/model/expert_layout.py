@@ -32,7 +32,10 @@ their own: E experts, M of them; I: `ModelSpec.intermediate_size`.
     GraniteMoE block_sparse_moe.router.layer.weight   [E, hidden]
                block_sparse_moe.input_linear.weight   [E, 2·I, hidden]  gate_proj, then up_proj
                block_sparse_moe.output_linear.weight  [E, hidden, I]    down_proj
+    Granite 4  as GraniteMoE, and shared_mlp.input_linear.weight [2·S, hidden], shared_mlp.output_linear.weight [hidden, S]
     Qwen2-MoE  mlp.shared_expert.gate_proj.weight     [S, hidden]       likewise up_proj, down_proj; Qwen3-Next, Qwen3.5 too
+    LFM2       feed_forward.gate.weight               [E, hidden]       feed_forward.expert_bias [E], added where experts are chosen
+               feed_forward.experts.M.w1.weight       [I, hidden]       as Mixtral's
     GLM-4.5    mlp.gate.e_score_correction_bias       [E]               dots.llm1 as well
     ERNIE 4.5  mlp.moe_statics.e_score_correction_bias [1, E]
 """  # noqa: E501 - a table
@@ -68,11 +71,18 @@ GGUF_NAMES: Final = {
 }
 """Of a GGUF file's tensors, the experts' of one kind in one."""
 
-_MIXTRAL: Final = {GATE: "w1", UP: "w3", DOWN: "w2"}
+_NUMBERED: Final = {GATE: "w1", UP: "w3", DOWN: "w2"}
 _BLOCK: Final = "block_sparse_moe"
 _CORRECTION: Final = "e_score_correction_bias"
 _SHARED_OF_QWEN2: Final = "mlp.shared_expert"
 _SHARE_ONE: Final = ("qwen2moe", "qwen3next", "qwen35moe")
+_OWN_EXPERTS: Final = {
+    "mixtral": (_BLOCK, ""),
+    "lfm2moe": ("feed_forward", "expert_bias"),
+}
+"""By architecture, what holds experts with w1, w2 and w3, and what it calls their correction."""
+_OF_GRANITE: Final = ("granitemoe", "granitehybrid")
+_SHARED_OF_GRANITE: Final = "shared_mlp"
 _STATICS_OF_ERNIE: Final = "mlp.moe_statics"
 
 
@@ -141,21 +151,33 @@ def stored_mixture(
     elif spec.architecture in _SHARE_ONE:
         for role, shape in shared_shapes(spec, mixture).items():
             yield f"{role}.weight", _whole(role.replace(SHARED, _SHARED_OF_QWEN2), shape)
+    elif spec.architecture in _OWN_EXPERTS:
+        yield from _named_by_number(spec, mixture, *_OWN_EXPERTS[spec.architecture])
     elif mixture.corrects_choice:
         module, shape = ROUTER, (mixture.num_experts,)
         if spec.architecture == "ernie4_5-moe":
             module, shape = _STATICS_OF_ERNIE, (1, mixture.num_experts)
         yield f"{CORRECTION}.bias", RowsOfRole(f"{module}.{_CORRECTION}", 0, 1, shape)
-    elif spec.architecture == "mixtral":
-        yield f"{ROUTER}.weight", _whole(f"{_BLOCK}.gate", (mixture.num_experts, spec.hidden_size))
-        for expert in range(mixture.num_experts):
-            for part, shape in _part_shapes(spec, spec.intermediate_size).items():
-                stored = f"{_BLOCK}.experts.{expert}.{_MIXTRAL[part]}"
-                yield f"{expert_role(expert, part)}.weight", _whole(stored, shape)
-    elif spec.architecture == "granitemoe":
+    elif spec.architecture in _OF_GRANITE:
         shape = mixture.num_experts, spec.hidden_size
         yield f"{ROUTER}.weight", _whole(f"{_BLOCK}.router.layer", shape)
         yield from _fused_and_stacked(spec, mixture)
+        if mixture.shared_size:
+            yield from _fused_and_shared(spec, mixture)
+
+
+def _named_by_number(
+    spec: ModelSpec, mixture: Mixture, block: str, correction: str
+) -> Iterator[tuple[str, RowsOfRole]]:
+    """Yield those of a block whose experts have w1, w2 and w3."""
+    yield f"{ROUTER}.weight", _whole(f"{block}.gate", (mixture.num_experts, spec.hidden_size))
+    if mixture.corrects_choice:
+        stored = RowsOfRole(f"{block}.{correction}", 0, 1, (mixture.num_experts,))
+        yield f"{CORRECTION}.bias", stored
+    for expert in range(mixture.num_experts):
+        for part, shape in _part_shapes(spec, spec.intermediate_size).items():
+            module = f"{block}.experts.{expert}.{_NUMBERED[part]}"
+            yield f"{expert_role(expert, part)}.weight", _whole(module, shape)
 
 
 def _whole(module: str, shape: tuple[int, ...]) -> RowsOfRole:
@@ -182,3 +204,11 @@ def _fused_and_stacked(spec: ModelSpec, mixture: Mixture) -> Iterator[tuple[str,
             yield f"{expert_role(expert, part)}.weight", RowsOfRole(stored, first, inner, shape)
         rows = RowsOfRole(outputs, expert * hidden, hidden, (count, hidden, inner))
         yield f"{expert_role(expert, DOWN)}.weight", rows
+
+
+def _fused_and_shared(spec: ModelSpec, mixture: Mixture) -> Iterator[tuple[str, RowsOfRole]]:
+    size, hidden = mixture.shared_size, spec.hidden_size
+    stored, shape = f"{_SHARED_OF_GRANITE}.input_linear.weight", (2 * size, hidden)
+    for place, part in enumerate((GATE, UP)):
+        yield f"{SHARED}.{part}.weight", RowsOfRole(stored, place * size, size, shape)
+    yield f"{SHARED}.{DOWN}.weight", _whole(f"{_SHARED_OF_GRANITE}.output_linear", (hidden, size))

@@ -12,13 +12,15 @@ from compute_plane.model import layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
-from compute_plane.model.gguf_delta_net import gguf_delta_net
 from compute_plane.model.gguf_gemma import with_gemma
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
+from compute_plane.model.gguf_kv_heads import gguf_num_kv_heads
 from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.gguf_recurrence import gguf_recurrence
 from compute_plane.model.gguf_rope import read_rope_scaling
 from compute_plane.model.gguf_windows import SLIDING_WINDOW, read_windows
 from compute_plane.model.layout_checks import check_layout
+from compute_plane.model.layout_parts import parts_of_files
 from compute_plane.model.mapped_file import forget_pages
 from compute_plane.model.mixture import gguf_intermediate_size, gguf_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
@@ -56,7 +58,7 @@ MULTIPLIERS = (EMBEDDING_SCALE, RESIDUAL_SCALE, ATTENTION_SCALE, LOGIT_SCALE)
 """Keys of an architecture that has them; of others they are not supported."""
 HAS_ROPE = "rope.scaling.finetuned"
 """A file of Granite where it says no has no rotary positions at all."""
-OF_GRANITE = ("granite", "granitemoe")
+OF_GRANITE = ("granite", "granitemoe", "granitehybrid")
 GEMMA3 = "gemma3"
 FIRST_BIAS = layout.layer_tensor(0, layout.QUERY, layout.BIAS)
 FIRST_HEAD_NORM = layout.layer_tensor(0, layout.QUERY_NORM)
@@ -80,12 +82,11 @@ def read_gguf_spec(
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
             "Qwen3, Qwen3-VL, Qwen3-Next, Qwen3.5, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, "
-            "Seed-OSS, EXAONE 4, SmolLM3, Granite, Gemma 3, gpt-oss)",
+            "Seed-OSS, EXAONE 4, SmolLM3, Granite, Gemma 3, LFM2, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
     num_heads = keys.require_integer(prefix + "attention.head_count")
-    num_kv_heads = keys.integer(prefix + "attention.head_count_kv")
     context_length = keys.require_integer(prefix + "context_length")
     rope_theta = keys.number(prefix + "rope.freq_base")
     layers_ahead = _num_layers_ahead(keys, prefix)
@@ -100,7 +101,7 @@ def read_gguf_spec(
         vocab_size=_vocab_size(file, keys, prefix),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        num_kv_heads=gguf_num_kv_heads(file.path, keys, prefix, num_heads),
         head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=gguf_intermediate_size(keys, prefix, mixture),
@@ -120,7 +121,7 @@ def read_gguf_spec(
         lacks_head_norms=ARCHITECTURES[architecture].may_lack_head_norms
         and layout.gguf_name(FIRST_HEAD_NORM) not in file.tensors,
         layers_ahead=layers_ahead,
-        delta_net=gguf_delta_net(file.path, keys, prefix, num_layers, layers_ahead),
+        recurrence=gguf_recurrence(file.path, keys, prefix, num_layers, layers_ahead),
     )
     spec = with_long_contexts(spec, file.path, are_wanted=long_context)
     window, layers = read_windows(
@@ -151,7 +152,7 @@ class GgufSource:
         self._file = file
         self._spec = spec
         self._names = tuple(layout.tensor_shapes(spec))
-        self._parts = layout.parts_of_files(spec, in_gguf=True)
+        self._parts = parts_of_files(spec, in_gguf=True)
         self._head_orders = layout.head_orders(
             spec, turns_neighbours=ARCHITECTURES[spec.architecture].turns_neighbours != "never"
         )
@@ -173,13 +174,14 @@ class GgufSource:
             name if part is None else part.stored, self._spec.architecture
         )
         entry = self._file.tensors[stored_name]
+        shape = layout.gguf_shape(stored_name, entry.shape)
         tensor = RawTensor(
             name=name,
             stored_name=stored_name,
             path=entry.path,
             format=entry.format,
-            shape=layout.gguf_shape(stored_name, entry.shape),
-            stored=_rows(entry),
+            shape=shape,
+            stored=_rows(entry, shape),
             head_order=self._head_orders.get(name),
         )
         return tensor if part is None else part_of(tensor, name, part)
@@ -191,10 +193,12 @@ class GgufSource:
             forget_pages(buffer)
 
 
-def _rows(entry: TensorEntry) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _rows(
+    entry: TensorEntry, shape: tuple[int, ...]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Return a tensor's bytes, uint8 [rows, bytes of a row]."""
     flat = np.frombuffer(entry.buffer, np.uint8, entry.num_bytes, entry.offset)
-    return flat.reshape(-1, entry.format.row_bytes(entry.shape[-1]))
+    return flat.reshape(-1, entry.format.row_bytes(shape[-1]))
 
 
 def _vocab_size(file: GgufFile, keys: GgufMetadata, prefix: str) -> int:

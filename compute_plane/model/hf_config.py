@@ -5,19 +5,23 @@ from __future__ import annotations
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
-from compute_plane.model.hf_delta_net import config_delta_net
 from compute_plane.model.hf_gemma import with_gemma
+from compute_plane.model.hf_granite4 import SHARED_SIZE, has_experts
+from compute_plane.model.hf_lfm2 import lfm2_intermediate_size, refuse_other_lfm2
 from compute_plane.model.hf_model_types import (
     GEMMA3,
     GLM4_MOE,
     GPT_OSS,
     GRANITE4,
+    LFM2,
+    LFM2_MOE,
     MINISTRAL3,
     MODEL_TYPES,
     PHI3,
     SMOLLM3,
     ModelType,
 )
+from compute_plane.model.hf_recurrence import config_recurrence
 from compute_plane.model.hf_rope import (
     OF_GPT_OSS,
     OF_MINISTRAL3,
@@ -39,13 +43,8 @@ from compute_plane.model.spec import (
 from compute_plane.model.windows import turning_in_windows, with_windows
 from kernels.reference.clamped_mul import LIMIT, SLOPE
 
-SHARED_SIZE = 1024
-"""Of the MLP of a Granite 4 that does not say it."""
-EXPERTS = 8
-"""Of a Granite 4 that does not say how many it has."""
 NO_ROPE_INTERVAL = 4
 """Every so many layers of a SmolLM3 one has no rotary positions, unless it says otherwise."""
-ATTENTION = ("attention", FULL_ATTENTION)
 POSITIONS = {MINISTRAL3: OF_MINISTRAL3, GPT_OSS: OF_GPT_OSS}
 """Of models that say nothing of their rotary positions and mean something."""
 CLAMPED = {"swiglu_limit": LIMIT, "swiglu_alpha": SLOPE}
@@ -85,8 +84,9 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         yarn_is_longrope=model_type == PHI3,
         queries_may_grow=model_type == MINISTRAL3,
     )
+    norm_eps = config.number(kind.epsilon_key, kind.rms_norm_eps)
     # A model without a head has the embedding for one, as GGUF files of such models have it.
-    ties = True if _is_headless(config, kind) else config.boolean("tie_word_embeddings")
+    ties = True if _is_headless(config, kind) else _ties(config)
     spec = ModelSpec(
         name=name,
         architecture=kind.architecture,
@@ -100,7 +100,7 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         context_length=exact_length(kind.architecture, context_length, scaling),
         rope_theta=rope_theta(turning, kind.rope_theta),
         rope_scaling=scaling,
-        rms_norm_eps=config.number("rms_norm_eps", kind.rms_norm_eps),
+        rms_norm_eps=norm_eps,
         tie_embeddings=kind.ties if ties is None else ties,
         num_parameters=0,
         weight_format="",
@@ -111,7 +111,7 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         lacks_head_norms=ARCHITECTURES[kind.architecture].may_lack_head_norms
         and not config.boolean("use_qk_norm"),
         layers_ahead=_layers_ahead(config, model_type),
-        delta_net=config_delta_net(config, model_type),
+        recurrence=config_recurrence(config, model_type, norm_eps),
     )
     _refuse_variants(config, model_type)
     spec = with_long_contexts(spec, config.path, are_wanted=long_context)
@@ -128,9 +128,17 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     return spec
 
 
+def _ties(config: JsonObject) -> bool | None:
+    """Return whether the embedding is the output matrix; older files of LFM2 name it otherwise."""
+    ties = config.boolean("tie_word_embeddings")
+    return config.boolean("tie_embedding") if ties is None else ties
+
+
 def _intermediate_size(config: JsonObject, model_type: str) -> int:
-    if model_type == GRANITE4:
+    if model_type == GRANITE4 and not has_experts(config):
         return config.integer("shared_intermediate_size", SHARED_SIZE)
+    if model_type == LFM2:
+        return lfm2_intermediate_size(config)
     if model_type in OWN_WIDTHS:
         return config.integer(EXPERT_WIDTH)
     return config.integer("intermediate_size")
@@ -233,10 +241,10 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         raise UnsupportedModelError(
             config.path, "attention that is not causal is not supported (is_causal = false)"
         )
-    if model_type == GRANITE4:
-        _refuse_hybrids(config)
     if model_type == GPT_OSS:
         _refuse_other_gpt_oss(config)
+    if model_type in (LFM2, LFM2_MOE):
+        refuse_other_lfm2(config)
     has_own_rules = _says_qkv_bias(kind) or model_type == GPT_OSS
     biases = "mlp_bias", "attention_out_bias", "use_bias"
     for key in biases if has_own_rules else ("attention_bias", *biases):
@@ -280,15 +288,3 @@ def _refuse_other_gpt_oss(config: JsonObject) -> None:
         given = config.number(key, expected)
         if given != expected:
             raise UnsupportedModelError(config.path, f"{key} must be {expected:g}, got {given:g}")
-
-
-def _refuse_hybrids(config: JsonObject) -> None:
-    """Refuse a Granite 4 that is more than attention and one MLP a layer."""
-    if config.integer("num_local_experts", EXPERTS):
-        raise UnsupportedModelError(config.path, "mixtures of experts are not supported")
-    kinds = config.raw("layer_types")
-    kinds = config.raw("layers_block_type") if kinds is None else kinds
-    if not isinstance(kinds, list) or any(kind not in ATTENTION for kind in kinds):
-        raise UnsupportedModelError(
-            config.path, "layers that are not attention are not supported (layer_types)"
-        )

@@ -30,6 +30,8 @@ GRANITE4 = "granitemoehybrid"
 GRANITE_MOE = "granitemoe"
 GEMMA3 = "gemma3_text"
 GPT_OSS = "gpt_oss"
+LFM2 = "lfm2"
+LFM2_MOE = "lfm2_moe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class ModelType:
     `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's elements may be left
     unrotated, `rotary_share`: and are where nothing is said. `activation`: the key of the gate's
     function, and what it is. `has_qkv_bias`: of an architecture that may lack it.
+    `epsilon_key`: of the norms' epsilon.
     """
 
     architecture: str
@@ -56,6 +59,7 @@ class ModelType:
     activation: tuple[str, str] = ("hidden_act", "silu")
     older_class_name: str | None = None
     has_qkv_bias: bool = True
+    epsilon_key: str = "rms_norm_eps"
 
 
 MODEL_TYPES: Final = {
@@ -103,7 +107,7 @@ MODEL_TYPES: Final = {
         rope_theta=1e6,
         activation=("hidden_activation", "gelu_pytorch_tanh"),
     ),
-    GRANITE4: ModelType("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+    GRANITE4: ModelType("granitehybrid", "GraniteMoeHybridForCausalLM"),
     MIXTRAL: ModelType(
         "mixtral", "MixtralForCausalLM", num_kv_heads=8, rope_theta=1e6, rms_norm_eps=1e-5
     ),
@@ -150,6 +154,24 @@ MODEL_TYPES: Final = {
         ties=True,
         rope_theta=500000.0,
         rms_norm_eps=1e-5,
+    ),
+    LFM2: ModelType(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        num_kv_heads=8,
+        ties=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-5,
+        epsilon_key="norm_eps",
+    ),
+    LFM2_MOE: ModelType(
+        "lfm2moe",
+        "Lfm2MoeForCausalLM",
+        num_kv_heads=8,
+        ties=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-5,
+        epsilon_key="norm_eps",
     ),
     GRANITE_MOE: ModelType("granitemoe", "GraniteMoeForCausalLM"),
     GPT_OSS: ModelType(

@@ -31,26 +31,25 @@ The canonical names are those of Hugging Face checkpoints.
   Files of Phi-3 have in place of q, k and v, and (GLM-4's, too) of gate and up, their rows in this order:
     model.layers.N.self_attn.qkv_proj.weight         blk.N.attn_qkv.weight     [(H + 2·G)·D, hidden]
     model.layers.N.mlp.gate_up_proj.weight           blk.N.ffn_up.weight       [2·intermediate, hidden]
-  Directories of Granite 4 have in place of gate and up, and of down:
+  Directories of Granite 4 have in place of gate and up, and of down, without experts of the MLP, else of the shared one:
     model.layers.N.shared_mlp.input_linear.weight                              [2·intermediate, hidden]
     model.layers.N.shared_mlp.output_linear.weight                             [hidden, intermediate]
   Of layers behind the last one, which predict ahead, nothing is used (`is_left_out`).
-  Mixtures of experts have a router and experts in place of the MLP (`expert_layout`); Qwen3.5 and Qwen3-Next have something
-  else in place of attention in most layers, and gates in the others (`delta_net_layout`).
+  Mixtures of experts have a router and experts in place of the MLP (`expert_layout`). Qwen3.5, Qwen3-Next, LFM2 and Granite 4
+  have something else in place of attention in most layers (`recurrence_layout`), Qwen's gates in the others (`delta_net_layout`).
+  LFM2's directories have other names for nearly everything (`DIRECTORY_NAMES`), its files for the last norm.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
-from compute_plane.model import delta_net_layout, expert_layout
+from compute_plane.model import delta_net_layout, expert_layout, recurrence_layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import IntArray
-from compute_plane.model.tensor_parts import RowRuns, RowsOfPart
 
 PREFIX = "model."
 EMBEDDING = "model.embed_tokens.weight"
@@ -74,16 +73,19 @@ DOWN = "mlp.down_proj"
 MLP_OUTPUT_NORM = "mlp.output_norm"
 QKV = "self_attn.qkv_proj"
 GATE_UP = "mlp.gate_up_proj"
-FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "phi3": {QKV: (QUERY, KEY, VALUE), GATE_UP: (GATE, UP)},
-    "glm4": {GATE_UP: (GATE, UP)},
-    "granitemoehybrid": {
-        "shared_mlp.input_linear": (GATE, UP),
-        "shared_mlp.output_linear": (DOWN,),
-    },
+_LFM2_NAMES = {
+    ATTN_NORM: "operator_norm",
+    OUTPUT: "self_attn.out_proj",
+    QUERY_NORM: "self_attn.q_layernorm",
+    KEY_NORM: "self_attn.k_layernorm",
+    MLP_NORM: "ffn_norm",
+    GATE: "feed_forward.w1",
+    UP: "feed_forward.w3",
+    DOWN: "feed_forward.w2",
 }
-"""What files of an architecture hold by another name, and whose rows those are, one by one."""
 DIRECTORY_NAMES: Mapping[str, Mapping[str, str]] = {
+    "lfm2": _LFM2_NAMES,
+    "lfm2moe": _LFM2_NAMES,
     "glm4": {
         ATTN_OUTPUT_NORM: "post_self_attn_layernorm",
         MLP_OUTPUT_NORM: "post_mlp_layernorm",
@@ -120,7 +122,7 @@ GGUF_LAYER_NAMES = {
     MLP_OUTPUT_NORM: "post_ffw_norm",
     QKV: "attn_qkv",
     GATE_UP: "ffn_up",
-    **delta_net_layout.GGUF_NAMES,
+    **recurrence_layout.GGUF_NAMES,
     **expert_layout.GGUF_NAMES,
 }
 GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
@@ -137,11 +139,16 @@ GGUF_GLOBAL_NAMES = {
     FINAL_NORM: "output_norm.weight",
     LM_HEAD: "output.weight",
 }
+_LFM2_LAST_NORM = "model.embedding_norm.weight", "token_embd_norm.weight"
+LAST_NORMS: Mapping[str, tuple[str, str]] = {"lfm2": _LFM2_LAST_NORM, "lfm2moe": _LFM2_LAST_NORM}
+"""What directories and GGUF files of an architecture call the last norm, where that is another."""
 GGUF_ROPE_DIVISORS = "rope_freqs.weight"
 GGUF_SHORT_DIVISORS = "rope_factors_short.weight"
 GGUF_LONG_DIVISORS = "rope_factors_long.weight"
-GGUF_VECTORS = ("exp_probs_b.bias", "ffn_gate_inp_shexp.weight")
+GGUF_VECTORS = ("exp_probs_b.bias", "ffn_gate_inp_shexp.weight", "ssm_norm.weight")
 """Have a row in some files, and none in others."""
+GGUF_COLUMNS = ("ssm_a", "ssm_d")
+"""The same of columns."""
 AHEAD = ("model.mtp_", "mtp.", "model.mtp.")
 """What layers that predict ahead begin with in directories of ERNIE 4.5, and of Qwen3.5."""
 GGUF_OF_ROPE = (GGUF_ROPE_DIVISORS, GGUF_SHORT_DIVISORS, GGUF_LONG_DIVISORS)
@@ -171,7 +178,7 @@ def sinks(spec: ModelSpec, layer: int) -> list[str]:
 
 def head_norms(spec: ModelSpec, layer: int) -> list[str]:
     """Return the names of a layer's norms of query and key heads; empty if it has none."""
-    has_them = spec.has_head_norms and spec.delta_net_of(layer) is None
+    has_them = spec.has_head_norms and spec.recurrence_of(layer) is None
     roles = (QUERY_NORM, KEY_NORM) if has_them else ()
     return [layer_tensor(layer, role) for role in roles]
 
@@ -190,10 +197,12 @@ def output_norms(spec: ModelSpec, layer: int) -> list[str]:
 
 def directory_name(spec: ModelSpec, canonical: str) -> str:
     """Return what a Hugging Face directory calls a canonical tensor."""
+    if canonical == FINAL_NORM and spec.architecture in LAST_NORMS:
+        return LAST_NORMS[spec.architecture][0]
     for role, name in DIRECTORY_NAMES.get(spec.architecture, {}).items():
         if canonical.endswith(f".{role}.{WEIGHT}"):
             return canonical.replace(role, name)
-    return delta_net_layout.directory_name(canonical)
+    return recurrence_layout.directory_name(canonical)
 
 
 def begins_at_one(spec: ModelSpec, name: str) -> bool:
@@ -204,12 +213,14 @@ def begins_at_one(spec: ModelSpec, name: str) -> bool:
 
 def gguf_name(canonical: str, architecture: str = "") -> str:
     """Return what a GGUF file of an architecture calls a canonical tensor."""
+    if canonical == FINAL_NORM and architecture in LAST_NORMS:
+        return LAST_NORMS[architecture][1]
     if canonical in GGUF_GLOBAL_NAMES:
         return GGUF_GLOBAL_NAMES[canonical]
     layer, role = canonical.removeprefix("model.layers.").split(".", 1)
     role, _, part = role.rpartition(".")
-    if role == delta_net_layout.MIXER:
-        return f"blk.{layer}.{delta_net_layout.GGUF_VECTORS[part]}"
+    if role in recurrence_layout.GGUF_VECTORS:
+        return f"blk.{layer}.{recurrence_layout.GGUF_VECTORS[role][part]}"
     name = GGUF_OTHER_NAMES.get(architecture, {}).get(role, GGUF_LAYER_NAMES[role])
     return f"blk.{layer}.{name}.{part}"
 
@@ -228,11 +239,13 @@ def is_left_out(spec: ModelSpec, name: str, *, in_gguf: bool) -> bool:
 
 
 def gguf_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a GGUF file's tensor, of vectors without a leading 1.
+    """Return the shape of a GGUF file's tensor, of vectors without a leading or trailing 1.
 
     Converters leave it to what had one in directories, and quantisers take it away.
     """
-    return shape[1:] if name.endswith(GGUF_VECTORS) and shape[:1] == (1,) else shape
+    if name.endswith(GGUF_VECTORS) and shape[:1] == (1,):
+        return shape[1:]
+    return shape[:1] if name.endswith(GGUF_COLUMNS) and shape[1:] == (1,) else shape
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -247,12 +260,12 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     }
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
-        mixture, delta_net = spec.mixture_of(layer), spec.delta_net_of(layer)
+        mixture, recurrence = spec.mixture_of(layer), spec.recurrence_of(layer)
         shapes |= dict.fromkeys(input_norms(spec, layer), (hidden,))
-        if delta_net is not None:
-            own = delta_net_layout.delta_net_shapes(spec, delta_net)
+        if recurrence is not None:
+            own = recurrence_layout.recurrence_shapes(spec, recurrence)
             shapes |= {f"{PREFIX}layers.{layer}.{name}": shape for name, shape in own.items()}
-        attention = of_attention if delta_net is None else {}
+        attention = of_attention if recurrence is None else {}
         for role, shape in (attention | _feedforward_shapes(spec, mixture)).items():
             shapes[layer_tensor(layer, role)] = shape
         sizes = (spec.query_size, spec.kv_size, spec.kv_size)
@@ -277,49 +290,6 @@ def _feedforward_shapes(spec: ModelSpec, mixture: Mixture | None) -> dict[str, t
         return expert_layout.mixture_shapes(spec, mixture) | of_all
     inner, hidden = spec.mlp_size, spec.hidden_size
     return {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
-
-
-def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, RowsOfPart]:
-    """Return the tensors that are parts of others, or have other names, in files of this kind."""
-    parts: dict[str, RowsOfPart] = {}
-    all_fused = FUSED.get(spec.architecture, {})
-    shapes = tensor_shapes(spec) if all_fused else {}
-    for layer in range(spec.num_layers if all_fused else 0):
-        for fused, roles in all_fused.items():
-            names = [layer_tensor(layer, role) for role in roles]
-            counts = [shapes[name][0] for name in names]
-            shape, first = (sum(counts), *shapes[names[0]][1:]), 0
-            for name, count in zip(names, counts, strict=True):
-                stored_name = layer_tensor(layer, fused)
-                parts[name] = RowsOfPart(stored_name, (RowRuns(first, count),), shape)
-                first += count
-    if spec.mixture is not None:
-        stored = list(expert_layout.stored_mixture(spec, spec.mixture, in_gguf=in_gguf))
-        for layer in range(spec.mixture.dense_layers, spec.num_layers):
-            prefix = f"{PREFIX}layers.{layer}."
-            for name, rows in stored:
-                runs = RowRuns(rows.first, rows.count)
-                parts[prefix + name] = RowsOfPart(prefix + rows.stored, (runs,), rows.shape)
-    for layer in range(spec.num_layers if spec.gates_attention else 0):
-        delta_net, prefix = spec.delta_net_of(layer), f"{PREFIX}layers.{layer}."
-        own = delta_net_layout.stored_gates(spec)
-        if delta_net is not None:
-            own = delta_net_layout.stored_delta_net(spec, delta_net, in_gguf=in_gguf)
-        for name, part in own:
-            parts[prefix + name] = dataclasses.replace(part, stored=prefix + part.stored)
-    return parts
-
-
-def stored_shapes(spec: ModelSpec, *, in_gguf: bool) -> dict[str, tuple[int, ...]]:
-    """Return every tensor that a file must have, by canonical name, in the order of use."""
-    parts, shapes = parts_of_files(spec, in_gguf=in_gguf), {}
-    for name, shape in tensor_shapes(spec).items():
-        part = parts.get(name)
-        if part is None:
-            shapes[name] = shape
-        else:
-            shapes[part.stored] = part.shape
-    return shapes
 
 
 def head_orders(spec: ModelSpec, *, turns_neighbours: bool) -> dict[str, IntArray]:

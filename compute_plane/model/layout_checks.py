@@ -10,7 +10,8 @@ from typing import Final
 
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.layout import BIAS, stored_shapes
+from compute_plane.model.layout import BIAS
+from compute_plane.model.layout_parts import stored_shapes
 from compute_plane.model.spec import ModelSpec, faults_of
 from compute_plane.model.tensor import TensorFormat
 

@@ -24,12 +24,15 @@ from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.gguf_header import GgufFile
 from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.hf_granite4 import EXPERTS, SHARED_SIZE, has_experts
 from compute_plane.model.hf_model_types import (
     DOTS1,
     ERNIE_MOE,
     GLM4_MOE,
     GPT_OSS,
+    GRANITE4,
     GRANITE_MOE,
+    LFM2_MOE,
     MIXTRAL,
     QWEN2_MOE,
     QWEN3_5_MOE,
@@ -41,6 +44,7 @@ from compute_plane.model.spec import Mixture, Scores
 
 OWN_WIDTHS: Final = (
     QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_MOE, GLM4_MOE, DOTS1, ERNIE_MOE,
+    LFM2_MOE,
 )  # fmt: skip
 """Model types whose experts have a width by a key of its own."""
 EXPERT_WIDTH: Final = "moe_intermediate_size"
@@ -55,6 +59,8 @@ DEFAULTS: Final[dict[str, tuple[int | None, int | None]]] = {
     MIXTRAL: (8, 2),
     GRANITE_MOE: (8, 2),
     GPT_OSS: (128, 4),
+    LFM2_MOE: (32, 4),
+    GRANITE4: (EXPERTS, 2),
 }
 """Of a model type with experts: how many, and how many a token, where config.json does not say."""
 COUNTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -94,12 +100,14 @@ SHARING: Final = {
     "glm4moe": _Sharing("sigmoid"),
     "dots1": _Sharing("sigmoid"),
     "ernie4_5-moe": _Sharing(normalises=True),
+    "granitehybrid": _Sharing(normalises=True),
+    "lfm2moe": _Sharing("sigmoid", normalises=True),
 }
 
 
 def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
     """Return the mixture of a config.json; None for a model type without. Raises ModelFileError."""
-    if model_type not in DEFAULTS:
+    if model_type not in DEFAULTS or (model_type == GRANITE4 and not has_experts(config)):
         return None
     count, chosen = DEFAULTS[model_type]
     num_experts = _first_integer(config, COUNTS, count)
@@ -119,6 +127,11 @@ def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
             shared_size=config.integer("shared_expert_intermediate_size", shared_size),
             gates_shared=True,
         )
+    elif model_type == GRANITE4:
+        shared_size = config.integer("shared_intermediate_size", SHARED_SIZE)
+        mixture = dataclasses.replace(mixture, shared_size=shared_size)
+    elif model_type == LFM2_MOE:
+        mixture = _of_lfm2(config, mixture)
     elif model_type == ERNIE_MOE:
         mixture = _of_ernie(config, mixture)
     elif model_type in (GLM4_MOE, DOTS1):
@@ -170,6 +183,19 @@ def _of_ernie(config: JsonObject, mixture: Mixture) -> Mixture:
         corrects_choice=True,
         shared_size=config.integer("moe_num_shared_experts", 2) * config.integer(EXPERT_WIDTH),
         dense_layers=config.integer("moe_layer_start_index", 1),
+        dense_size=config.integer("intermediate_size"),
+    )
+
+
+def _of_lfm2(config: JsonObject, mixture: Mixture) -> Mixture:
+    """Return what an LFM2 says besides."""
+    return dataclasses.replace(
+        mixture,
+        normalises_weights=config.boolean("norm_topk_prob") is not False,
+        scores="sigmoid",
+        weight_scale=config.number("routed_scaling_factor", 1.0),
+        corrects_choice=config.boolean("use_expert_bias") is not False,
+        dense_layers=config.integer("num_dense_layers", 2),
         dense_size=config.integer("intermediate_size"),
     )
 

@@ -98,6 +98,7 @@ WORD_SPLITS = {
     "llama-v3": _LLAMA3_SPLIT,
     "falcon3": _LLAMA3_SPLIT,
     "pixtral": _LLAMA3_SPLIT,
+    "lfm2": _LLAMA3_SPLIT,
     "smaug-bpe": _LLAMA3_WORDS,
     "dbrx": _LLAMA3_WORDS,
     "glm4": _LLAMA3_WORDS,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compute_plane.model import delta_net_layout, layout
+from compute_plane.model import layout, recurrence_layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.float8_config import Float8Quantization
@@ -26,6 +26,7 @@ from compute_plane.model.group_parts import take_group_matrices
 from compute_plane.model.hf_text_part import is_of_text, text_tensors
 from compute_plane.model.json_file import JsonObject, parse_object
 from compute_plane.model.layout_checks import check_layout, check_numbers
+from compute_plane.model.layout_parts import parts_of_files, stored_shapes
 from compute_plane.model.mapped_file import forget_pages, map_file
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.stacked_experts import (
@@ -60,7 +61,7 @@ class SafetensorsSource:
     ) -> None:
         self._tensors = tensors
         self._spec = spec
-        self._parts = layout.parts_of_files(spec, in_gguf=False)
+        self._parts = parts_of_files(spec, in_gguf=False)
         self._head_orders = layout.head_orders(
             spec,
             turns_neighbours=ARCHITECTURES[spec.architecture].turns_neighbours == "always",
@@ -82,7 +83,7 @@ class SafetensorsSource:
             tensor = part_of(tensor, name, part)
         if layout.begins_at_one(self._spec, name):
             tensor = dataclasses.replace(tensor, added=1.0)
-        if stored_name.endswith(f".{delta_net_layout.LOGARITHMS}"):
+        if stored_name.endswith(f".{recurrence_layout.LOGARITHMS}"):
             tensor = dataclasses.replace(tensor, holds_logarithms=True)
         order = self._head_orders.get(name)
         return tensor if order is None else dataclasses.replace(tensor, head_order=order)
@@ -134,7 +135,7 @@ def open_safetensors(
         check_numbers(where, spec, len(stored))
         # Whether the output matrix is tied, or one of its own is stored, is not known yet.
         untied = dataclasses.replace(spec, tie_embeddings=False)
-        shapes_of = layout.stored_shapes(untied, in_gguf=False)
+        shapes_of = stored_shapes(untied, in_gguf=False)
         named = {layout.directory_name(spec, name): shape for name, shape in shapes_of.items()}
         if isinstance(quantization, Float8Quantization):
             tensors = take_float8_matrices(stored, quantization, named)
@@ -160,7 +161,7 @@ def _plain(name: str, stored: StoredTensor) -> RawTensor:
         stored_name=stored.name,
         path=stored.path,
         format=fmt,
-        shape=delta_net_layout.directory_shape(name, stored.shape),
+        shape=recurrence_layout.directory_shape(name, stored.shape),
         stored=stored.bytes().reshape(-1, fmt.row_bytes(stored.shape[-1])),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from compute_plane.model.architectures import ARCHITECTURES, Activation
-from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.recurrence import Recurrence
 from compute_plane.model.rope_scaling import (
     MAX_CONTEXT_LENGTH,
     LongRopeScaling,
@@ -94,7 +94,7 @@ class ModelSpec:
     `layers_with_local_rope`, which have no scaling; None: there are none. `pooling`: what an
     embedding is made of (`compute_plane.model.pooling`); empty: the files do not say.
     `layers_ahead`: how many layers the files have behind these, which predict further on and do not
-    run. `delta_net`: what some layers have in place of attention; None: all layers attend.
+    run. `recurrence`: what some layers have in place of attention; None: all layers attend.
     """
 
     name: str
@@ -127,22 +127,22 @@ class ModelSpec:
     lacks_qkv_bias: bool = False
     lacks_head_norms: bool = False
     layers_ahead: int = 0
-    delta_net: DeltaNet | None = None
+    recurrence: Recurrence | None = None
 
-    def delta_net_of(self, layer: int) -> DeltaNet | None:
+    def recurrence_of(self, layer: int) -> Recurrence | None:
         """Return what a layer has in place of attention; None: it attends."""
-        delta_net = self.delta_net
-        return delta_net if delta_net is not None and layer in delta_net.layers else None
+        of = self.recurrence
+        return of if of is not None and layer in of.layers else None
 
     def attending_layers(self, first_layer: int = 0) -> tuple[int, ...]:
         """Return the layers with attention from one on: those that have keys and values."""
         layers = range(first_layer, self.num_layers)
-        return tuple(layer for layer in layers if self.delta_net_of(layer) is None)
+        return tuple(layer for layer in layers if self.recurrence_of(layer) is None)
 
     def layers_with_state(self, first_layer: int = 0) -> tuple[int, ...]:
         """Return the others from one on: those that keep a state of each sequence."""
         layers = range(first_layer, self.num_layers)
-        return tuple(layer for layer in layers if self.delta_net_of(layer) is not None)
+        return tuple(layer for layer in layers if self.recurrence_of(layer) is not None)
 
     @property
     def gates_attention(self) -> bool:
@@ -284,5 +284,5 @@ def faults_of(spec: ModelSpec) -> list[str]:
             f"layers without experts must be 0 to {spec.num_layers - 1}, of {spec.num_layers} "
             f"layers, got {mixture.dense_layers}"
         )
-    faults += [] if spec.delta_net is None else spec.delta_net.faults(spec.num_layers)
+    faults += [] if spec.recurrence is None else spec.recurrence.faults(spec.num_layers)
     return faults + scaling_faults(spec.rope_scaling, spec.num_turning, spec.rope_theta)

@@ -35,6 +35,9 @@ expert_product: Final = operation_named("expert_product.expert_product")
 add_bias: Final = operation_named("added_rows.add_bias")
 add_normed_rows: Final = operation_named("normed_sums.add_normed_rows")
 delta_net: Final = operation_named("delta_net.delta_net")
+gated_convolution: Final = operation_named("gated_convolution.gated_convolution")
+mamba2_inputs: Final = operation_named("mamba2.mamba2_inputs")
+mamba2_scan: Final = operation_named("mamba2.mamba2_scan")
 gate_attended: Final = operation_named("delta_net.gate_attended")
 
 ROPE_WRITE: Final[Mapping[str, Operation]] = {

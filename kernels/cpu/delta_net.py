@@ -19,23 +19,21 @@ from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.delta_net_sizes import COLUMNS, SUB_BLOCK
 from kernels.cpu.delta_rule import gated_norm, remember, shorten, step_sizes
 from kernels.cpu.emitted import emitted
-from kernels.cpu.memory_words import I1, copy_bytes, read_float32, read_int32, write_float32
+from kernels.cpu.memory_words import (
+    clear_bytes,
+    copy_bytes,
+    read_float32,
+    read_int32,
+    write_float32,
+)
 from kernels.cpu.operands import AttentionGate, DeltaNet, RowFormat, StateRow
 from kernels.cpu.operation import StepWord
 from kernels.cpu.row_values import Pair, load_pair, write_row
 from kernels.cpu.short_convolution import convolve
 from kernels.cpu.sigmoids import sigmoid
-from kernels.cpu.vector_ir import I8, VOID, Builder, Value, call, i64
+from kernels.cpu.vector_ir import Builder, Value, i64
 
 STATE_ROW_BYTES: Final = 4 * len(StateRow)
-
-
-@emitted(types.void, types.int64, types.int64)
-def clear_bytes(builder: Builder, place: Value, num_bytes: Value) -> None:
-    """Write zeros."""
-    pointer = builder.inttoptr(place, I8.as_pointer())
-    operands = [pointer, I8(0), num_bytes, I1(0)]
-    call(builder, "llvm.memset.p0.i64", VOID, operands)
 
 
 @inlined()

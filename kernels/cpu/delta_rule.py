@@ -99,12 +99,12 @@ def step_sizes(
         place = offset(builder, place, 4 * SUB_BLOCK)
         moved = builder.fadd(load(builder, place, F32X), broadcast(builder, time_bias))
         exponent = builder.fmul(softplus(builder, moved), broadcast(builder, rate))
-        store(builder, _decay(builder, exponent), place)
+        store(builder, decay(builder, exponent), place)
 
     counted_loop(builder, num_tokens, some, step=LANES)
 
 
-def _decay(builder: Builder, x: Value) -> Value:
+def decay(builder: Builder, x: Value) -> Value:
     """Return e^x of numbers up to 0: below −87 it is 0, and NaN of NaN."""
     is_small = builder.fcmp_ordered("<", x, constant(F32X, EXP_LOWEST))
     power = builder.select(is_small, constant(F32X, 0.0), exp(builder, x))

@@ -56,6 +56,14 @@ write_int32 = _writer(types.int32, 4)
 write_byte = _writer(types.uint8, 1)
 
 
+@emitted(types.void, types.int64, types.int64)
+def clear_bytes(builder: Builder, place: Value, num_bytes: Value) -> None:
+    """Write zeros."""
+    pointer = builder.inttoptr(place, I8.as_pointer())
+    operands = [pointer, I8(0), num_bytes, I1(0)]
+    call(builder, "llvm.memset.p0.i64", VOID, operands)
+
+
 @emitted(types.void, *[types.int64] * 3)
 def copy_bytes(builder: Builder, source: Value, destination: Value, num_bytes: Value) -> None:
     """Copy memory; the two places do not overlap."""

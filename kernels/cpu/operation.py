@@ -103,7 +103,7 @@ class StepWord(IntEnum):
     begins empty (`kernels.cpu.operands.StateRow`)."""
     NUM_STATE_ROWS = 26
     STATE_CHUNKS = 27
-    """Chunks of `delta_net`: NUM_STATE_ROWS · key heads."""
+    """Chunks of what goes through states: NUM_STATE_ROWS · parts of a state."""
 
 
 HEADER_WORDS: Final = 28

@@ -15,6 +15,7 @@
     delta_rule         tokens through the states of their rows (delta_rule_columns,
                        delta_rule_stages; recurrent_states: where those lie)
     gated_norm         what comes out of its heads, normalised and gated
+    gated_convolution  tokens through the states of layers with a gated convolution
     gate_attended      what attention gave, gated
     adjust_logits      logit bias and penalties
     sampling           the token of each sample (largest_logits, sampling_weights,

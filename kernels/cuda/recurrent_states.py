@@ -1,4 +1,4 @@
-"""Where the states of Gated DeltaNet layers lie, and which rows of a step go on from which.
+"""Where the states of layers that have some lie, and which rows of a step go on from which.
 
 States are one array of float32, `state_stride` elements from one to the next; in each, a layer's
 part begins at `layer_start`, the same in all of them:
@@ -6,12 +6,13 @@ part begins at `layer_start`, the same in all of them:
     state s   │ layer 0 │ layer 1 │ …
     a layer   │ inputs [K − 1, C]        │ memory [Hv, Dk, Dv]            │
                 the last rows that went    of each value head, the
-                into the convolution,      columns neighbours
-                the oldest first
+                into the convolution,      columns neighbours; of
+                the oldest first           Gated DeltaNet alone
 
-Array letters: T tokens of a step, R rows; Hk, Hv key and value heads of Dk and Dv elements, both
-multiples of 32; C = 2·Hk·Dk + Hv·Dv channels, those of q, then k, then v; K the width of the
-convolution. So every part begins at a multiple of 128 bytes, if the array does.
+Array letters: T tokens of a step, R rows; K the width of the convolution, C its channels, a
+multiple of 32. Of Gated DeltaNet Hk, Hv key and value heads of Dk and Dv elements, both multiples
+of 32; C = 2·Hk·Dk + Hv·Dv, the channels of q, then k, then v. So every part begins at a multiple of
+128 bytes, if the array does.
 
 A row's tokens are neighbours in a step, in their order. `rows` int32 [R, 4] has of each row its
 first token, how many there are, its state, and 1 if it is new: then it begins with an empty state,

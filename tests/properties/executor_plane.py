@@ -41,7 +41,7 @@ class ExecutorPlane:
             vocab_size=spec.vocab_size,
             context_length=spec.context_length,
             embedding_size=spec.hidden_size,
-            num_states=0 if spec.delta_net is None else NUM_STATES,
+            num_states=0 if spec.recurrence is None else NUM_STATES,
         )
         sessions = SessionLedger()
         self._session = sessions.open("test", take_over=False).session

@@ -33,6 +33,7 @@ from tests.compute_plane.executor.tiny_llama import (
     tiny_executor,
     tiny_spec,
     tiny_weights,
+    with_convolutions,
     with_delta_net,
 )
 from tests.compute_plane.model.llama_weights import LlamaWeights
@@ -81,6 +82,8 @@ KINDS = {
     "Gemma 3 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "DeltaNet in float32": ("float32", {}, "float32"),
     "DeltaNet in Q4_1": ("auto", {EVERY: Q4_1}, "bfloat16"),
+    "LFM2 in float32": ("float32", {}, "float32"),
+    "LFM2 in Q8_0": ("auto", {EVERY: Q8_0}, "bfloat16"),
     "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
 }
 
@@ -119,6 +122,8 @@ def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
         spec = replace(spec, local_rope_theta=100.0, layers_with_local_rope=local)
     if kind.startswith("DeltaNet"):
         spec = with_delta_net(replace(spec, num_layers=3))
+    if kind.startswith("LFM2"):
+        spec = with_convolutions(replace(spec, num_layers=3))
     if kind in OF_WIDE_BLOCKS:
         spec = replace(spec, num_heads=4, hidden_size=256, intermediate_size=512)
     return spec, tiny_weights(spec)

@@ -70,7 +70,7 @@ def run(
     """The samples of each request; in the turns of `deaths` the plane is lost with its slots."""
     roles_matter = getattr(executor, "tells_prompts_apart", True)
     kv_cache = KVCacheManager(*blocks, prefix_cache=prefix_cache, roles_matter=roles_matter)
-    if model.spec.delta_net is not None:
+    if model.spec.recurrence is not None:
         config = replace(config, max_slots=MAX_SLOTS, num_states=NUM_STATES, min_state_tokens=4)
     scheduler = Scheduler(config, kv_cache)
     plane = ExecutorPlane(executor, model.spec, *blocks)

@@ -11,6 +11,8 @@ quantized_matmul    products with quantised weights, and their rows unpacked
 experts             mixtures: router logits, choosing, adding up
 expert_products     and their products
 delta_net           layers of Gated DeltaNet
+gated_convolution   layers with a gated convolution
+state_rows          rows of a step that go on from states
 logits              log-probabilities; bias and penalties
 """
 
@@ -27,6 +29,7 @@ from bench.gpu.cases import (
     dense_matmul,
     expert_products,
     experts,
+    gated_convolution,
     logits,
     quantized_matmul,
     rope_write_kv,
@@ -43,6 +46,7 @@ from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
+from kernels.cuda.gated_convolution import GatedConvolutionVariant
 from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.logprob_sums import LogprobSumsVariant
@@ -82,6 +86,7 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     DenseMatmulVariant: _dense_products,
     EmbeddingVariant: row_operations.draw_embedding,
     GateAttendedVariant: row_operations.draw_gate_attended,
+    GatedConvolutionVariant: gated_convolution.draw_cases,
     GatedNormVariant: row_operations.draw_gated_norm,
     LargestLogitsVariant: sampling.draw_cases_of_a_launch,
     LogprobSumsVariant: logits.draw_logprob_sums,

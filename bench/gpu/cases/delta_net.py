@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
+from bench.gpu.cases.state_rows import Row, row_table, rows_with_tokens, token_rows, tokens_of
 from kernels.cuda.delta_rule import DeltaRuleVariant
 from kernels.cuda.gated_norm import GatedNormVariant
-from kernels.cuda.recurrent_states import ROW_NUMBERS, layer_floats, num_channels
+from kernels.cuda.recurrent_states import layer_floats, num_channels
 from kernels.cuda.short_convolution import ShortConvolutionVariant
 from kernels.reference import delta_net as reference
 
@@ -28,16 +28,6 @@ MANY_ELEMENTS = 1 << 11
 """Of a head's memory, from which on fewer tokens are enough."""
 BEHIND = 32
 """Elements of a token behind its z, or behind its a."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Some tokens of a sequence: its state, how many in the first step, how many in the second."""
-
-    state: int
-    is_new: bool
-    first: int
-    second: int
 
 
 class Layer:
@@ -60,7 +50,7 @@ class Layer:
         self.heads = num_key_heads, num_value_heads = heads
         self.sizes = *heads, variant.key_size, variant.value_size
         self.rows = tuple(rows)
-        self.num_tokens = sum(row.first + row.second for row in rows) + 1  # the last is padding
+        self.num_tokens = tokens_of(rows)
         self.channels = num_channels(*self.sizes)
         self.width = num_value_heads * variant.value_size
         stride = self.channels + self.width + BEHIND
@@ -82,32 +72,10 @@ class Layer:
             are_tiled,
         )
         self.states = poison("float32", (NUM_STATES, LAYERS * self.state_floats))
-        for row in rows:
-            if not row.is_new and row.first + row.second:
+        for row, _ in rows_with_tokens(rows):
+            if not row.is_new:
                 own = self.states[row.state, LAYER * self.state_floats :]
                 own[:] = rng.standard_normal(self.state_floats)
-
-    def table(self, step: int | None) -> Array:
-        """Return the rows of one of the two steps, of both where it is None; then two empty ones.
-
-        An empty row has zeros wherever its tokens would begin.
-        """
-        table = np.zeros((len(self.rows) + 2, ROW_NUMBERS), np.int32)
-        begin = 0
-        for number, row in enumerate(self.rows):
-            whole = row.first + row.second
-            first, count = {None: (0, whole), 0: (0, row.first), 1: (row.first, row.second)}[step]
-            if count:
-                table[number] = begin + first, count, row.state, row.is_new and first == 0
-            begin += whole
-        return table
-
-    @property
-    def token_rows(self) -> Array:
-        """The row of each token; the padding's is an empty one."""
-        counts = [row.first + row.second for row in self.rows]
-        rows = np.repeat(np.arange(len(self.rows) + 1), [*counts, 1])
-        return rows.astype(np.int32)
 
     def expected(self) -> dict[str, Expected]:
         """Return what the launches of a layer leave, by name."""
@@ -119,12 +87,7 @@ class Layer:
         gates = to_float64(self.dtype, self.gates)[:, : 2 * self.heads[1]]
         gated = tokens[:, self.channels : self.channels + self.width]
         key_heads = reference.key_heads(self.heads[1], self.weights)
-        begin = 0
-        for row in self.rows:
-            some = slice(begin, begin + row.first + row.second)
-            begin = some.stop
-            if some.start == some.stop:
-                continue
+        for row, some in rows_with_tokens(self.rows):
             state = self._state(states[row.state, LAYER * self.state_floats :], row)
             made = (
                 *reference.convolved(tokens[some, : self.channels], self.weights, state),
@@ -158,7 +121,7 @@ class Layer:
 
     def arrays(self) -> dict[str, Array]:
         """Return all that the launches are given, and the outputs before."""
-        rows = {f"rows{step}": self.table(step) for step in (None, 0, 1)}
+        rows = {f"rows{step}": row_table(self.rows, step) for step in (None, 0, 1)}
         weight = np.ascontiguousarray(self.weights.convolution.T)
         width = (self.num_tokens, self.width)
         return {
@@ -173,7 +136,7 @@ class Layer:
             "rates": self.weights.rates,
             "time_bias": self.weights.time_bias,
             "norm": self.weights.norm,
-            "token_rows": self.token_rows,
+            "token_rows": token_rows(self.rows),
             "states": self.states,
             **rows,
         }

@@ -30,7 +30,9 @@ from tests.compute_plane.cuda.memory_order import HOST, Clock, MemoryOrder
 
 MEMORY_BYTES = 1 << 33
 
-WRITTEN = {"add_rms_norm": 2, "delta_net": 2, "rope_write_kv": 2, "sample": 2}
+WRITTEN = dict.fromkeys(
+    ("add_rms_norm", "delta_net", "gated_convolution", "rope_write_kv", "sample"), 2
+)
 """Operations that write more than their first argument: how many."""
 WITHOUT_CONTENT = ("empty", "empty_like")
 """Operations that make memory and write nothing to it."""

@@ -8,22 +8,64 @@ from dataclasses import replace
 import numpy as np
 
 from compute_plane.executor.interface import ExecutionBatch, GPUExecutor
+from compute_plane.model import delta_net_layout, layout, short_convolution_layout
 from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.loader import LoadedModel
+from compute_plane.model.short_convolution import ShortConvolution
 from compute_plane.model.spec import Mixture
+from kernels.reference.gated_convolution import gated_convolution
 from tests.compute_plane.executor.tiny_llama import tiny_spec
+from tests.compute_plane.model.delta_net_forward import Forward
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 SIZES = DeltaNet(2, 4, 32, 64, 4, frozenset({0, 2}))
-SPEC = replace(tiny_spec(), num_layers=4, architecture="qwen35", delta_net=SIZES)
+SPEC = replace(tiny_spec(), num_layers=4, architecture="qwen35", recurrence=SIZES)
 NUM_BLOCKS, BLOCK_SIZE = 60, 4
 MIXTURE = Mixture(5, 2, shared_size=48, gates_shared=True)
-TILED = replace(SPEC, delta_net=replace(SIZES, value_heads_tiled=True))
+TILED = replace(SPEC, recurrence=replace(SIZES, value_heads_tiled=True))
+CONVOLUTIONS = ShortConvolution(96, 3, frozenset({0, 2}))
+LFM2 = replace(
+    tiny_spec(quantisable=True), num_layers=4, architecture="lfm2", recurrence=CONVOLUTIONS
+)
 SPECS = {
     "Qwen3.5": SPEC,
     "Qwen3.5 as GGUF files have it": TILED,
     "Qwen3-Next": replace(SPEC, architecture="qwen3next", mixture=MIXTURE),
+    "LFM2": LFM2,
 }
 PROMPTS: Sequence[Sequence[int]] = (range(3, 14), [20], [30, 31, 32], range(40, 47))
+
+
+class ConvolutionForward(Forward):
+    """Of models with gated convolutions, whose attention has no gates."""
+
+    def delta_net(self, layer: int, of: object, x: np.ndarray) -> np.ndarray:
+        """Return what a layer has in place of attention makes of rows [T, hidden]."""
+        assert isinstance(of, ShortConvolution)
+        inputs, taps, out = (
+            self._of(layer, role)
+            for role in (
+                short_convolution_layout.INPUTS,
+                short_convolution_layout.CONVOLUTION,
+                short_convolution_layout.OUT,
+            )
+        )
+        empty = np.zeros((of.kernel_size - 1, of.channels), np.float32)
+        return gated_convolution((x @ inputs.T).astype(np.float32), taps, empty) @ out.T
+
+    def _attention(self, layer: int, x: np.ndarray) -> np.ndarray:
+        return 2 * super()._attention(layer, x)  # sigmoid(0) of it
+
+    def _of(self, layer: int, role: str, part: str = layout.WEIGHT) -> np.ndarray:
+        if role == delta_net_layout.QUERY_GATE:
+            return np.zeros((self._spec.query_size, self._spec.hidden_size), np.float32)
+        return super()._of(layer, role, part)
+
+
+def forward_of(model: LoadedModel) -> Forward:
+    """Return what computes a model by the formulas alone."""
+    is_convolution = isinstance(model.spec.recurrence, ShortConvolution)
+    return ConvolutionForward(model) if is_convolution else Forward(model)
 
 
 def driven(executor: GPUExecutor, *, seed: int = 0) -> BatchDriver:

@@ -13,6 +13,7 @@ from compute_plane.cuda.decode_inputs import STATE_ROWS, GraphInputs, InputMemor
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.state_pool import OwnStates
 from compute_plane.executor.interface import ExecutionBatch, StateCopy
+from compute_plane.model.spec import ModelSpec
 from tests.compute_plane.cuda.drawn_steps import (
     RUNGS,
     SPEC,
@@ -25,14 +26,15 @@ from tests.compute_plane.cuda.drawn_steps import (
 )
 from tests.compute_plane.cuda.played_cuda import played_cuda, played_device
 from tests.compute_plane.cuda.torch_executors import BLOCK_SIZE, RecordingDriver, torch_executor
-from tests.compute_plane.executor.tiny_llama import with_delta_net
+from tests.compute_plane.executor.tiny_llama import with_convolutions, with_delta_net
 from tests.golden.batch_driver import NUM_STATES, int32
 
 RECURRENT = with_delta_net(SPEC)
+KINDS = {"Gated DeltaNet": RECURRENT, "convolutions": with_convolutions(SPEC)}
 
 
-def recurrent() -> CudaExecutor:
-    return with_graphs(spec=RECURRENT)
+def recurrent(spec: ModelSpec = RECURRENT) -> CudaExecutor:
+    return with_graphs(spec=spec)
 
 
 def states_of(executor: CudaExecutor) -> torch.Tensor:
@@ -55,11 +57,12 @@ def with_states(batch: ExecutionBatch, states: list[int]) -> ExecutionBatch:
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
 )
-def test_drawn_steps_give_the_tokens_of_the_ordinary_way(seed: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_drawn_steps_give_the_tokens_of_the_ordinary_way(seed: int, kind: str) -> None:
     batches = drawn_batches(seed, 40)
     found = []
     for may in (True, False):
-        executor = recurrent()
+        executor = recurrent(KINDS[kind])
         counted = Counted(executor, may=may)
         found.append(tokens_of(pipelined(executor, batches)))
         assert (counted.num_short > 10) == may
@@ -67,13 +70,14 @@ def test_drawn_steps_give_the_tokens_of_the_ordinary_way(seed: int) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 5])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_leaves_the_states_that_the_ordinary_way_leaves_and_no_others(
-    position: int,
+    position: int, kind: str
 ) -> None:
     """Also where rows begin, and rows of padding go on from nothing."""
     found = []
     for may in (True, False):
-        executor = recurrent()
+        executor = recurrent(KINDS[kind])
         counted = Counted(executor, may=may)
         states = drawn_states(executor)
         before = states.clone()
@@ -168,19 +172,20 @@ def test_padding_that_was_a_row_is_none_again() -> None:
 
 
 @pytest.mark.wide
-def test_accesses_to_states_are_in_order() -> None:
+@pytest.mark.parametrize("spec", KINDS.values(), ids=KINDS)
+def test_accesses_to_states_are_in_order(spec: ModelSpec) -> None:
     batches = drawn_batches(3, 30)
     with played_cuda() as world:
         driver, operations = played_device(world)
         with driver.computing():
-            executor = torch_executor(RECURRENT, driver, operations=operations)
+            executor = torch_executor(spec, driver, operations=operations)
         for rung in RUNGS:
             executor.capture_decode_graph(rung)
         counted = Counted(executor)
         found = tokens_of(pipelined(executor, batches))
     assert world.races == []
     assert counted.num_short > 5
-    assert found == tokens_of(pipelined(torch_executor(RECURRENT), batches))
+    assert found == tokens_of(pipelined(torch_executor(spec), batches))
 
 
 def test_a_row_that_is_not_finite_fails_alone_and_its_state_is_cleared_by_who_begins_there() -> (

@@ -1,4 +1,4 @@
-"""Models whose sequences have states, on torch's CPU device: Gated DeltaNet beside attention."""
+"""Models whose sequences have states, on torch's CPU device, beside attention."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import pytest
 import torch
 
 from compute_plane.cuda.executor import CudaExecutor
-from compute_plane.cuda.state_pool import layer_state_floats, state_floats
+from compute_plane.cuda.state_pool import state_floats
 from compute_plane.executor.interface import BlockCopy, ExecutionBatch, StateCopy
 from kernels.reference.delta_net import DeltaNetState, DeltaNetWeights, delta_net
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.recurrent_models import (
     BLOCK_SIZE,
+    LFM2,
     NUM_BLOCKS,
     PROMPTS,
     SIZES,
     SPEC,
     SPECS,
     driven,
+    forward_of,
     logits_behind,
     sequences,
     shuffled,
 )
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, tiny_model, torch_executor
 from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_weights
-from tests.compute_plane.model.delta_net_forward import Forward
 from tests.golden.batch_driver import NUM_STATES, DrivenSequence, int32
 
 CHUNKS = {"whole": [], "in chunks": [2, 1, 5], "token by token": [1] * 11}
@@ -55,25 +56,28 @@ def check_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("chunks", CHUNKS)
 def test_logits_are_those_of_the_formulas_however_texts_are_cut(kind: str, chunks: str) -> None:
     spec = SPECS[kind]
-    forward = Forward(tiny_model(spec))
+    forward = forward_of(tiny_model(spec))
     expected = [forward.logits(list(text))[-1] for text in PROMPTS]
     check_close(logits_behind(made(spec=spec), PROMPTS, CHUNKS[chunks]), expected)
     assert np.abs(expected).max() > 2
 
 
 @pytest.mark.wide
-def test_logits_are_those_of_the_cpu_engine() -> None:
-    pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZE)
-    engine = tiny_executor(SPEC, tiny_weights(SPEC), pool, keep_logits=True)
+@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2"])
+def test_logits_are_those_of_the_cpu_engine(kind: str) -> None:
+    spec = SPECS[kind]
+    pool = pool_for(spec, NUM_BLOCKS, BLOCK_SIZE)
+    engine = tiny_executor(spec, tiny_weights(spec), pool, keep_logits=True)
     expected = logits_behind(engine, PROMPTS, [3])
-    check_close(logits_behind(made(), PROMPTS, [3]), expected)
+    check_close(logits_behind(made(spec=spec), PROMPTS, [3]), expected)
     engine.close()
 
 
+@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_steps_in_sixteen_bits_stay_near(dtype: torch.dtype) -> None:
-    exact = np.array(logits_behind(made(), PROMPTS, [4]))
-    found = np.array(logits_behind(made(dtype=dtype), PROMPTS, [4]))
+def test_steps_in_sixteen_bits_stay_near(dtype: torch.dtype, kind: str) -> None:
+    exact = np.array(logits_behind(made(spec=SPECS[kind]), PROMPTS, [4]))
+    found = np.array(logits_behind(made(spec=SPECS[kind], dtype=dtype), PROMPTS, [4]))
     assert np.abs(found - exact).max() < (0.25 if dtype is torch.bfloat16 else 0.03)
 
 
@@ -108,16 +112,20 @@ def test_gates_rounded_to_sixteen_bits_lose_no_more_than_their_rounded_inputs_ha
 def test_keys_and_values_are_of_the_layers_that_attend_and_states_of_the_others() -> None:
     executor = made()
     assert executor._pools.device.shape[1] == 2
-    assert states_of(executor).shape == (NUM_STATES, 2 * layer_state_floats(SIZES))
+    assert states_of(executor).shape == (NUM_STATES, 2 * SIZES.state_floats)
     floats = 3 * SIZES.channels + SIZES.num_value_heads * SIZES.key_dim * SIZES.value_dim
     assert state_floats(SPEC) == 2 * floats
+    executor = made(spec=LFM2)
+    assert executor._pools.device.shape[1] == 2
+    assert states_of(executor).shape == (NUM_STATES, 2 * 2 * LFM2.hidden_size)
 
 
-def test_company_and_the_order_of_rows_change_nothing() -> None:
+@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2"])
+def test_company_and_the_order_of_rows_change_nothing(kind: str) -> None:
     """Three prompts, one of them a single token, beside a row that decodes."""
     found = []
     for order in (range(4), [2, 0, 3, 1], [3, 2, 1, 0]):
-        executor = made()
+        executor = made(spec=SPECS[kind])
         driver, rows = driven(executor), sequences()
         first = driver.batch(rows[:1])
         driver.commit(rows[:1], first, executor.execute(first))
@@ -147,7 +155,7 @@ def test_a_row_at_position_0_begins_with_an_empty_state_whatever_lies_there() ->
 
 def test_what_leaves_another_begins_with_a_copy_of_its_state() -> None:
     executor = made()
-    forward = Forward(tiny_model(SPEC))
+    forward = forward_of(tiny_model(SPEC))
     driver, prompt = driven(executor), list(range(3, 14))
     first = DrivenSequence(list(prompt), state=4)
     driver.commit([first], (batch := driver.batch([first])), executor.execute(batch))

@@ -13,7 +13,6 @@ from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.cuda.operands import LayerDeltaNet, StateRows
 from compute_plane.cuda.operations import DeviceOperations
 from compute_plane.cuda.reference_operations import ReferenceOperations
-from compute_plane.cuda.state_pool import layer_state_floats
 from compute_plane.cuda.weights import DTYPES, DeviceDeltaNet
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.model.delta_net import DeltaNet
@@ -28,7 +27,7 @@ Q4_1, Q8_0 = TensorFormat.Q4_1, TensorFormat.Q8_0
 SIZES = DeltaNet(2, 4, 32, 64, 4, frozenset({0}))
 SPEC = replace(
     tiny_spec(), vocab_size=41, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64,
-    hidden_size=32, intermediate_size=64, architecture="qwen35", delta_net=SIZES,
+    hidden_size=32, intermediate_size=64, architecture="qwen35", recurrence=SIZES,
 )  # fmt: skip
 MIXTURE = Mixture(5, 2, shared_size=32, gates_shared=True)
 NEXT = replace(SPEC, architecture="qwen3next", mixture=MIXTURE)
@@ -42,9 +41,9 @@ FORMATS: dict[str, Formats] = {
 def layer_of(spec: ModelSpec, dtype: str) -> LayerDeltaNet:
     mixer = tiny_plan(spec, DTYPES[dtype]).place(torch.device("cpu")).layers[0].mixer
     assert isinstance(mixer, DeviceDeltaNet)
-    assert spec.delta_net is not None
+    assert spec.recurrence is not None
     vectors = mixer.convolution, mixer.rates, mixer.time_bias, mixer.norm
-    return LayerDeltaNet(*vectors, spec.rms_norm_eps, spec.delta_net)
+    return LayerDeltaNet(*vectors, spec.rms_norm_eps, spec.recurrence)
 
 
 def rows_of(rows: Sequence[tuple[int, int, int, int]], num_tokens: int, num_long: int) -> StateRows:
@@ -62,7 +61,7 @@ def drawn(sizes: DeltaNet, dtype: str, num_tokens: int) -> torch.Tensor:
 
 def drawn_states(own: LayerDeltaNet) -> torch.Tensor:
     """States of two layers, all of them NaN but that of number 4 in the second layer."""
-    floats = layer_state_floats(own.sizes)
+    floats = own.sizes.state_floats
     states = torch.full((6, 2 * floats), torch.nan)
     states[4, floats:] = torch.randn(floats, generator=torch.Generator().manual_seed(5))
     return states
@@ -85,7 +84,7 @@ def check_like_the_reference(
     dtype: str, rows: StateRows, num_tokens: int, *, is_tiled: bool = False
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], list[str]]:
     """Check a layer on kernels; return what they leave, and their names."""
-    spec = replace(SPEC, delta_net=replace(SIZES, value_heads_tiled=is_tiled))
+    spec = replace(SPEC, recurrence=replace(SIZES, value_heads_tiled=is_tiled))
     own, inputs = layer_of(spec, dtype), drawn(SIZES, dtype, num_tokens)
     expected = run(ReferenceOperations(), own, inputs, rows)
     launcher = SimulatedLauncher()
@@ -183,10 +182,12 @@ def test_models_in_sixteen_bits_on_kernels_say_what_the_reference_operations_say
 
 
 def test_models_without_states_have_no_kernels_for_any() -> None:
-    plain = replace(SPEC, architecture="qwen3", delta_net=None)
+    plain = replace(SPEC, architecture="qwen3", recurrence=None)
     launcher = SimulatedLauncher(runs=False)
     names = [variant.name for variant in operations_on(launcher, plain, {}, "bfloat16").variants]
-    recurrent = ("short_convolution", "delta_rule", "gated_norm", "gate_attended")
+    recurrent = (
+        "short_convolution", "delta_rule", "gated_norm", "gate_attended", "gated_convolution",
+    )  # fmt: skip
     assert not [name for name in names if name.startswith(recurrent)]
     names = [variant.name for variant in operations_on(launcher, SPEC, {}, "bfloat16").variants]
     assert [name for name in names if name.startswith(recurrent)] == [
@@ -205,6 +206,6 @@ def test_models_without_states_have_no_kernels_for_any() -> None:
     ],
 )
 def test_sizes_that_no_kernel_takes_are_refused(changes: dict[str, int], words: str) -> None:
-    spec = replace(SPEC, delta_net=replace(SIZES, **changes))
+    spec = replace(SPEC, recurrence=replace(SIZES, **changes))
     with pytest.raises(DeviceUnavailableError, match=words):
         KernelOperations(SimulatedLauncher(runs=False), spec, "bfloat16", 16)

@@ -22,7 +22,7 @@ from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, buil
 from compute_plane.memory.sizing import MIB, Memory
 from planes.errors import ConfigError
 from tests.compute_plane.cuda.metered_device import MeteredDriver, MeteredOperations
-from tests.compute_plane.cuda.recurrent_models import SIZES
+from tests.compute_plane.cuda.recurrent_models import LFM2, SIZES
 from tests.compute_plane.cuda.recurrent_models import SPEC as LONG
 from tests.compute_plane.cuda.torch_executors import tiny_model
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -85,7 +85,7 @@ def test_slots_are_as_many_as_wanted_and_rows_of_graphs_no_more(tmp_path: Path) 
 
 
 def test_models_without_states_have_room_for_none(tmp_path: Path) -> None:
-    spec = replace(SPEC, architecture="qwen3", delta_net=None)
+    spec = replace(SPEC, architecture="qwen3", recurrence=None)
     built = built_on(
         MeteredDriver(DEVICE_BYTES), context(tmp_path, spec=spec, model=tiny_model(spec))
     )
@@ -189,6 +189,13 @@ def test_working_memory_of_layers_with_states_is_counted() -> None:
     one, two = (working_bytes(SPEC, 2, tokens) for tokens in (1000, 2000))
     inputs = SIZES.channels + SIZES.value_size + 2 * SIZES.num_value_heads
     assert two - one >= 1000 * (2 * (inputs + SIZES.value_size) + 4 * SIZES.channels)
+
+
+def test_working_memory_of_layers_with_convolutions_is_what_they_read_and_give() -> None:
+    """Where nothing else takes more."""
+    spec = replace(LFM2, intermediate_size=32, num_heads=2)
+    one, two = (working_bytes(spec, 4, tokens) for tokens in (1000, 2000))
+    assert two - one == 1000 * 4 * (4 + 3 + 1) * spec.hidden_size
 
 
 def test_nothing_is_swapped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,15 +11,16 @@ import torch
 from compute_plane.cuda.dense_kernels import DenseKernels
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.matrices import DenseMatrix, Projection, QuantizedMatrix
-from compute_plane.cuda.operands import num_delta_net_inputs
-from compute_plane.cuda.weights import DeviceAttention, DeviceDeltaNet
-from compute_plane.model import delta_net_layout, layout
+from compute_plane.cuda.weight_plan import plan_weights
+from compute_plane.cuda.weights import DeviceAttention, DeviceConvolution, DeviceDeltaNet
+from compute_plane.errors import DeviceUnavailableError
+from compute_plane.model import delta_net_layout, layout, short_convolution_layout
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.steps_on_kernels import Formats
 from tests.compute_plane.cuda.test_products_of_a_layer import EPS, SIZE, Recording, dense, drawn
 from tests.compute_plane.cuda.torch_executors import tiny_model, tiny_plan
-from tests.compute_plane.executor.tiny_llama import tiny_spec, with_delta_net
+from tests.compute_plane.executor.tiny_llama import tiny_spec, with_convolutions, with_delta_net
 
 CPU = torch.device("cpu")
 SPEC = with_delta_net(tiny_spec(quantisable=True))
@@ -50,7 +51,7 @@ def test_all_that_a_token_brings_is_one_product_where_formats_allow(name: str) -
         for part in mixer.inputs.parts
     ]
     assert found == expected
-    assert mixer.inputs.num_outputs == num_delta_net_inputs(SPEC.delta_net)  # type: ignore[arg-type]
+    assert mixer.inputs.num_outputs == SPEC.recurrence.num_inputs  # type: ignore[union-attr]
     assert isinstance(layers[1].mixer, DeviceAttention)
     assert layers[1].mixer.gate is not None
     assert layers[1].mixer.gate.num_outputs == SPEC.query_size
@@ -131,8 +132,56 @@ def test_there_are_kernels_for_every_product_and_norms_of_many_digits_are_launch
     qkv = SPEC.query_size + 2 * SPEC.kv_size
     assert rounded == {qkv, SPEC.query_size, QKV + Z + GATES}
     assert not any(variant.normalises for variant in kernels.variants)
-    plain = replace(SPEC, architecture="qwen3", delta_net=None)
+    plain = replace(SPEC, architecture="qwen3", recurrence=None)
     kernels = DenseKernels(SimulatedLauncher(runs=False), plain, "bfloat16")
     rounded = {outputs for writes, outputs, _ in kernels._products if writes == "rounded"}
     assert rounded == {qkv}
     assert any(variant.normalises for variant in kernels.variants)
+
+
+CHANNELS = 96
+LFM2 = with_convolutions(tiny_spec(quantisable=True))
+
+
+@pytest.mark.parametrize(
+    ("formats", "expected"),
+    [({}, "dense"), ({"": Q4_1}, "Q4_1"), ({"out_proj": F32, "": Q8_0}, "Q8_0")],
+    ids=["dense", "quantised", "out apart"],
+)
+def test_a_convolution_has_two_products_and_its_taps(formats: Formats, expected: str) -> None:
+    plan = tiny_plan(LFM2, torch.bfloat16, formats)
+    layers = plan.place(CPU).layers
+    mixer = layers[0].mixer
+    assert isinstance(mixer, DeviceConvolution)
+    (part,) = mixer.inputs.parts
+    assert (part.format if isinstance(part, QuantizedMatrix) else "dense") == expected
+    assert (mixer.inputs.num_outputs, mixer.o.num_outputs) == (3 * CHANNELS, CHANNELS)
+    assert mixer.o_bias is None
+    name = layout.layer_tensor(0, short_convolution_layout.CONVOLUTION)
+    stored = tiny_model(LFM2).source.tensor(name).to_float32()
+    assert mixer.convolution.is_contiguous()
+    np.testing.assert_array_equal(mixer.convolution, stored.T)
+    held = mixer.convolution.nbytes + mixer.inputs.num_bytes + mixer.o.num_bytes
+    planned = plan.layers[0].mixer
+    assert held == sum(one.num_bytes for one in (*planned.matrices, *planned.vectors))
+    assert isinstance(layers[1].mixer, DeviceAttention)
+    assert layers[1].mixer.gate is None
+    assert layers[1].mixer.head_norms is not None
+
+
+def test_there_are_kernels_for_the_products_of_convolutions() -> None:
+    kernels = DenseKernels(SimulatedLauncher(runs=False), LFM2, "bfloat16")
+    found = {(writes, outputs) for writes, outputs, _ in kernels._products}
+    qkv = LFM2.query_size + 2 * LFM2.kv_size
+    assert {("rounded", qkv), ("rounded", 3 * CHANNELS), ("added", CHANNELS)} <= found
+    assert any(variant.normalises for variant in kernels.variants)
+
+
+def test_a_kind_of_layers_that_is_not_written_for_tensors_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Another:
+        layers: frozenset[int] = frozenset({0})
+
+    spec = replace(LFM2, recurrence=Another())  # type: ignore[arg-type]
+    with pytest.raises(DeviceUnavailableError, match="layers have Another in place of attention"):
+        plan_weights(spec, tiny_model(LFM2).source, "float32")

@@ -62,7 +62,7 @@ def torch_executor(
     driver = driver or CpuDriver()
     pools = BlockPools(
         spec, driver, dtype=pool_dtype or dtype, block_size=block_size, num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks, num_states=0 if spec.delta_net is None else NUM_STATES,
+        num_host_blocks=num_host_blocks, num_states=0 if spec.recurrence is None else NUM_STATES,
     )  # fmt: skip
     states = [] if pools.states is None else [pools.states.device]
     for pool in (pools.device, pools.host, *states):

@@ -25,7 +25,9 @@ from compute_plane.model.expert_layout import (
 )
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.quantize import convert_rows
+from compute_plane.model.recurrence_layout import CONVOLUTIONS, recurrence_shapes
 from compute_plane.model.rope_scaling import RopeScaling
+from compute_plane.model.short_convolution import ShortConvolution
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.cpu.kv_layout import KvLayout
@@ -73,7 +75,17 @@ def with_delta_net(spec: ModelSpec, architecture: str = "qwen35") -> ModelSpec:
     """Return a shape whose last layer attends; those before it have Gated DeltaNet."""
     layers = frozenset(range(spec.num_layers - 1))
     delta_net = DeltaNet(2, 4, 32, 64, 4, layers)
-    return replace(spec, architecture=architecture, delta_net=delta_net)
+    return replace(spec, architecture=architecture, recurrence=delta_net)
+
+
+def with_convolutions(spec: ModelSpec, architecture: str = "lfm2") -> ModelSpec:
+    """Return a shape whose last layer attends; those before it have a gated convolution.
+
+    Of a `quantisable` one: channels are a multiple of 32.
+    """
+    layers = frozenset(range(spec.num_layers - 1))
+    convolutions = ShortConvolution(spec.hidden_size, 3, layers)
+    return replace(spec, architecture=architecture, recurrence=convolutions)
 
 
 def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
@@ -147,25 +159,25 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
 def mixer_weights(
     spec: ModelSpec, layer: int, random: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Return the gate of a layer's attention, if it has one, or Gated DeltaNet in its place."""
+    """Return the gate of a layer's attention, if it has one, or what it has in its place."""
 
     def matrix(*shape: int) -> np.ndarray:
         return random.standard_normal(shape, dtype=np.float32) * np.float32(0.15)
 
-    delta_net = spec.delta_net_of(layer)
-    if delta_net is None:
+    recurrence = spec.recurrence_of(layer)
+    if recurrence is None:
         if not spec.gates_attention:
             return {}
         name = layout.layer_tensor(layer, delta_net_layout.QUERY_GATE)
         return {name: matrix(spec.query_size, spec.hidden_size)}
     found = {}
-    for name, shape in delta_net_layout.delta_net_shapes(spec, delta_net).items():
+    for name, shape in recurrence_shapes(spec, recurrence).items():
         values = matrix(*shape)
         if name.endswith(delta_net_layout.RATES):  # some forget fast, some slowly
             values = -random.uniform(0.02, 2, shape).astype(np.float32)
         elif "norm" in name:
             values = random.uniform(0.5, 1.5, shape).astype(np.float32)
-        elif len(shape) == 1 or delta_net_layout.CONVOLUTION in name:
+        elif len(shape) == 1 or any(role in name for role in CONVOLUTIONS):
             values *= 4
         found[f"{layout.PREFIX}layers.{layer}.{name}"] = values
     return found
@@ -231,7 +243,7 @@ def model_in_memory(
 def _format_of(name: str, formats: Mapping[str, TensorFormat]) -> TensorFormat:
     """Return the format a tensor is stored in: by the part of its name that `formats` has."""
     vectors = (layout.BIAS, delta_net_layout.RATES, delta_net_layout.TIME_BIAS)
-    parts = ("norm", layout.SINKS, delta_net_layout.CONVOLUTION)
+    parts = ("norm", layout.SINKS, *CONVOLUTIONS)
     if name.endswith(vectors) or any(part in name for part in parts):
         return TensorFormat.F32
     return next((kind for part, kind in formats.items() if part in name), TensorFormat.F32)

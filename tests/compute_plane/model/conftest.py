@@ -13,7 +13,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 from safetensors.numpy import save_file
 
-from tests.compute_plane.model.mixture_tensors import MIXTURES, experts_in_gguf, keys_of
+from tests.compute_plane.model.mixture_tensors import MIXTURES, keys_of
 from tests.compute_plane.model.tiny_model import MERGES, SPECIALS, TOKENS, TinyModel
 
 GGUF_PARTS = {
@@ -33,6 +33,9 @@ GGUF_PARTS = {
 }
 
 
+TURNED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid")
+"""Whose rows of queries and keys the converter turns."""
+NO_MATRICES = ("conv1d.weight", "conv.conv.weight", "mamba.norm.weight", "A_log", "mamba.D")
 GGUF_PARTS_OF_GLM = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
@@ -48,7 +51,36 @@ GGUF_PARTS_OF_QWEN35 = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
-GGUF_VECTORS = {"sinks": "attn_sinks.weight", "A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}
+GGUF_PARTS_OF_LFM2 = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
+}
+GGUF_PARTS_OF_GRANITE4 = {
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+    "shared.gate_proj": "ffn_gate_shexp",
+    "shared.up_proj": "ffn_up_shexp",
+    "shared.down_proj": "ffn_down_shexp",
+}
+GGUF_VECTORS = {
+    "D": "ssm_d",
+    "sinks": "attn_sinks.weight",
+    "A_log": "ssm_a",
+    "dt_bias": "ssm_dt.bias",
+    "expert_bias": "exp_probs_b.bias",
+}
 """What has no weight in directories."""
 GGUF_PARTS_OF_GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
@@ -61,6 +93,7 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
     fixed = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
+        "model.embedding_norm.weight": "token_embd_norm.weight",
         "lm_head.weight": "output.weight",
     }
     if name in fixed:
@@ -79,6 +112,9 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         "qwen35": GGUF_PARTS_OF_QWEN35,
         "qwen35moe": GGUF_PARTS_OF_QWEN35,
         "qwen3next": GGUF_PARTS_OF_QWEN35,
+        "granitehybrid": GGUF_PARTS_OF_GRANITE4,
+        "lfm2": GGUF_PARTS_OF_LFM2,
+        "lfm2moe": GGUF_PARTS_OF_LFM2,
     }
     parts = GGUF_PARTS | others.get(architecture, {})
     return f"blk.{layer}.{parts[part]}.{kind}"
@@ -120,7 +156,7 @@ def write_gguf(
     has_dense = model.dense_layers > 0
     writer.add_feed_forward_length(model.dense_size if has_dense else model.intermediate_size)
     writer.add_head_count(model.num_heads)
-    writer.add_head_count_kv(model.num_kv_heads)
+    writer.add_head_count_kv(model.kv_heads_in_gguf)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(model.rotary_dim or model.head_dim)
@@ -139,17 +175,27 @@ def write_gguf(
         kind_of_value = {bool: "bool", int: "uint32", float: "float32"}[type(value)]
         getattr(writer, f"add_{kind_of_value}")(f"{model.in_gguf}.{key}", value)
     for key, value in model.own_keys().items():
-        add = writer.add_array if isinstance(value, list) else writer.add_uint32
+        add = {
+            list: writer.add_array, bool: writer.add_bool, float: writer.add_float32,
+            int: writer.add_uint32,
+        }[type(value)]  # fmt: skip
         add(f"{model.in_gguf}.{key}", value)
     for key in skip_keys:
         del writer.kv_data[0][key]
     change(writer)
     for name, values in model.weights_in_gguf().items():
-        is_matrix = values.ndim > 1 and not name.endswith("conv1d.weight")
+        is_matrix = values.ndim > 1 and not name.endswith(NO_MATRICES)
         matrix_kind = kind if is_matrix else GgmlType.F32
         is_given = stored is not None and name in stored
         rows, matrix_kind = stored[name] if is_given else (values, matrix_kind)
-        if model.in_gguf not in ("llama", "mistral3", "smollm3", "granite", "granitemoe"):
+        if model.in_gguf not in (
+            "llama",
+            "mistral3",
+            "smollm3",
+            "granite",
+            "granitemoe",
+            "granitehybrid",
+        ):
             pass  # the rows of those alone are turned
         elif name.endswith("q_proj.weight"):
             rows = interleave(rows, model.num_heads)
@@ -157,8 +203,7 @@ def write_gguf(
             rows = interleave(rows, model.num_kv_heads)
         data = rows if is_given else gguf.quants.quantize(rows, matrix_kind)
         writer.add_tensor(name_in_gguf(name, model.in_gguf), data, raw_dtype=matrix_kind)
-    experts = experts_in_gguf(model) if model.architecture in MIXTURES else {}
-    for name, values in experts.items():
+    for name, values in model.experts_in_gguf().items():
         expert_kind = expert_type or kind if "exps.weight" in name else GgmlType.F32
         writer.add_tensor(name, gguf.quants.quantize(values, expert_kind), raw_dtype=expert_kind)
     for name, values in (vectors or {}).items():

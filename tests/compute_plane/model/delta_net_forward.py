@@ -37,7 +37,7 @@ class Forward:
         hidden = self._get(layout.EMBEDDING)[list(tokens)]
         for layer in range(spec.num_layers):
             x = self._normed(hidden, layout.layer_tensor(layer, layout.ATTN_NORM))
-            of = spec.delta_net_of(layer)
+            of = spec.recurrence_of(layer)
             hidden = hidden + (
                 self._attention(layer, x) if of is None else self.delta_net(layer, of, x)
             )

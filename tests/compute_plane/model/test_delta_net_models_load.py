@@ -49,8 +49,8 @@ def test_files_say_what_a_model_is(tiny, tmp_path: Path, architecture: str) -> N
         # llama.cpp repeats key heads over value heads where transformers repeats each.
         tiled = path.suffix == ".gguf" and architecture != "qwen3_next"
         assert spec.architecture == IN_GGUF[architecture]
-        assert spec.delta_net == DeltaNet(2, 8, 32, 64, 3, FIRST_THREE, tiled)
-        assert spec.delta_net.channels == 2 * 2 * 32 + 8 * 64
+        assert spec.recurrence == DeltaNet(2, 8, 32, 64, 3, FIRST_THREE, tiled)
+        assert spec.recurrence.channels == 2 * 2 * 32 + 8 * 64
         assert spec.attending_layers() == (3,)
         assert spec.gates_attention
         assert (spec.num_turning, spec.head_dim) == (8, 32)
@@ -64,7 +64,7 @@ def test_value_heads_are_never_tiled_where_each_has_a_key_head_of_its_own(
 ) -> None:
     made = DeltaNetModel(architecture=architecture, num_key_heads=4)
     spec = load_model(str(tiny.gguf(tmp_path / "m.gguf", made))).spec
-    assert spec.delta_net == DeltaNet(4, 4, 32, 32, 4, FIRST_THREE)
+    assert spec.recurrence == DeltaNet(4, 4, 32, 32, 4, FIRST_THREE)
 
 
 @pytest.mark.parametrize("is_flat", [False, True], ids=["[C, 1, K]", "[C, K]"])
@@ -223,7 +223,7 @@ def test_a_model_whose_layers_all_attend_has_no_states(tiny, tmp_path: Path, mon
 
     for path in (folder, tiny.gguf(tmp_path / "m.gguf", made, change=change)):
         spec = load_model(str(path)).spec
-        assert spec.delta_net is None
+        assert spec.recurrence is None
         assert spec.gates_attention
 
 
@@ -250,7 +250,7 @@ def test_what_a_configuration_leaves_out_is_what_transformers_means(
     theirs = getattr(transformers, name)(**said)
     spec = read_hf_spec(JsonObject(tmp_path, said | {"model_type": model_type}), "m")
     kinds = theirs.layer_types
-    assert spec.delta_net == DeltaNet(
+    assert spec.recurrence == DeltaNet(
         theirs.linear_num_key_heads,
         theirs.linear_num_value_heads,
         theirs.linear_key_head_dim,

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from compute_plane.model.loader import load_model
+from tests.compute_plane.model.granite4_models import Granite4Model
+from tests.compute_plane.model.lfm2_models import Lfm2Model
 from tests.compute_plane.model.llama_cpp import NEEDS_PROGRAM, run
 from tests.devices import Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -88,7 +90,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "gpt-oss": (
         {"architecture": "gpt_oss", "num_layers": 3}, {"attention.sliding_window": 6}, {},
     ),
+    "lfm2": ({"of": Lfm2Model}, {}, {}),
+    "lfm2 moe": ({"of": Lfm2Model, "architecture": "lfm2_moe"}, {}, {}),
+    "granite 4": ({"of": Granite4Model}, {}, {}),
+    "granite 4, experts": ({"of": Granite4Model, "num_experts": 6}, {}, {}),
 }  # fmt: skip
+"""What a model has (`of`: the class that makes it), its file's keys, and vectors besides."""
 COARSE = ("gemma3", "gemma3, windows")
 """llama.cpp looks GELU up by float16."""
 
@@ -98,7 +105,8 @@ pytestmark = [pytest.mark.slow, NEEDS_PROGRAM]
 @pytest.mark.parametrize("name", CASES)
 def test_logits_behind_a_prompt_are_those_of_llama_cpp(tiny, tmp_path: Path, name: str) -> None:
     shape, keys, vectors = CASES[name]
-    made = tiny.model(**{"tied": False, **shape})
+    own = {key: value for key, value in shape.items() if key != "of"}
+    made = shape.get("of", tiny.model)(**{"tied": False, **own})
     for weight, values in made.weights.items():
         if values.ndim > 1 and "embed" not in weight:
             values *= np.float32(0.15)

@@ -11,6 +11,7 @@ from tests.compute_plane.model.mixture_tensors import (
     MIXTURES,
     SHARING,
     config_of,
+    experts_in_gguf,
     is_of_experts,
     mixture_shapes,
 )
@@ -176,6 +177,15 @@ class TinyModel:
             else:
                 found[name] = values
         return found
+
+    @property
+    def kv_heads_in_gguf(self) -> int | list[int]:
+        """What a GGUF file says of key and value heads."""
+        return self.num_kv_heads
+
+    def experts_in_gguf(self) -> dict[str, np.ndarray]:
+        """Return routers and experts by the file's names."""
+        return experts_in_gguf(self) if self.architecture in MIXTURES else {}
 
     def own_keys(self) -> dict[str, Any]:
         """Return what a GGUF file says that those of other architectures do not."""

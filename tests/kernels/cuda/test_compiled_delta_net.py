@@ -9,7 +9,8 @@ import pytest
 
 from bench.gpu.case import Case, Launch
 from bench.gpu.cases import draw_cases
-from bench.gpu.cases.delta_net import Row, layer_case
+from bench.gpu.cases.delta_net import layer_case
+from bench.gpu.cases.state_rows import Row
 from bench.gpu.numerics import check_case
 from kernels.cuda.delta_rule import DeltaRuleVariant
 from kernels.cuda.gate_attended import GateAttendedVariant

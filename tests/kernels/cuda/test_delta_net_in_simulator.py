@@ -8,7 +8,8 @@ from numba import cuda
 
 from bench.gpu.case import Case, Launch
 from bench.gpu.cases import draw_cases
-from bench.gpu.cases.delta_net import Row, layer_case
+from bench.gpu.cases.delta_net import layer_case
+from bench.gpu.cases.state_rows import Row
 from bench.gpu.numerics import check_case
 from kernels.cuda import (
     delta_rule,

@@ -14,7 +14,9 @@ from bench.gpu.case import Case
 from bench.gpu.cases import attention_decode as decode_cases
 from bench.gpu.cases import delta_net as delta_net_cases
 from bench.gpu.cases import dense_matmul as dense_cases
+from bench.gpu.cases import gated_convolution as gated_convolution_cases
 from bench.gpu.cases import quantized_matmul as quantized_cases
+from bench.gpu.cases.state_rows import Row
 from bench.gpu.numerics import draw_cases
 from kernels.cuda import (
     add_experts,
@@ -25,6 +27,7 @@ from kernels.cuda import (
     dense_matmul_tensor,
     gate_attended,
     gate_mul,
+    gated_convolution,
     gated_norm,
     quantized_matmul_tensor,
     rms_norm,
@@ -47,6 +50,7 @@ from kernels.cuda.disassembly import find_disassembler
 from kernels.cuda.fitted_ptx import EARLY_LAUNCHES, fitted
 from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
+from kernels.cuda.gated_convolution import GatedConvolutionVariant
 from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.operations import all_variants
 from kernels.cuda.quantized_formats import FORMATS, packed_bytes
@@ -71,6 +75,7 @@ DECODE = DecodeVariant("bfloat16", 64, 3, 16)
 WIDE_DECODE = DecodeVariant("bfloat16", 256, 4, 16, None, True)
 CONVOLUTION = ShortConvolutionVariant("float16", 96, 64, 3)
 DELTA_RULE = DeltaRuleVariant("float16", 96, 64, 3, True)
+GATED_CONVOLUTION = GatedConvolutionVariant("bfloat16", 3)
 MODULES = {
     GATED: dense_matmul_tensor,
     ADDED: dense_matmul_tensor,
@@ -88,6 +93,7 @@ MODULES = {
     DecodeVariant("float32", 64, 2, 16): attention_decode_float32,
     CONVOLUTION: short_convolution,
     DELTA_RULE: delta_rule,
+    GATED_CONVOLUTION: gated_convolution,
     GatedNormVariant("float32", 96): gated_norm,
     GateAttendedVariant("bfloat16"): gate_attended,
 }
@@ -97,9 +103,12 @@ PRODUCTS = {
     MINIMA: Source(quantized_matmul_tensor, "make_quantized_matmul", MINIMA),
 }
 ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
-READS_EARLY = {DECODE: 2, WIDE_DECODE: 2, ROPE: 6, CONVOLUTION: 7, DELTA_RULE: 4}
+READS_EARLY = {
+    DECODE: 2, WIDE_DECODE: 2, ROPE: 6, CONVOLUTION: 7, DELTA_RULE: 4, GATED_CONVOLUTION: 11,
+}  # fmt: skip
 """A row's length and its first tile's block; position, slot, and two vectors each of two angles; a
-token's row, four numbers of that, a head's rate and bias; a row's numbers."""
+token's row, four numbers of that, a head's rate and bias; a row's numbers; a token's row, its
+numbers, two vectors each of three weights."""
 LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 
 
@@ -114,8 +123,10 @@ def small_case(variant) -> Case:
     if isinstance(variant, DecodeVariant):
         window = 17 if variant.has_window else None
         return decode_cases.draw_case(variant, (19, 0), num_kv_heads=1, window=window)
+    if isinstance(variant, GatedConvolutionVariant):
+        return gated_convolution_cases.draw_case(variant, (Row(3, False, 1, 0),), 64, seed=0)
     if isinstance(variant, DeltaRuleVariant):
-        rows = (delta_net_cases.Row(3, False, 1, 0), delta_net_cases.Row(1, True, 0, 0))
+        rows = (Row(3, False, 1, 0), Row(1, True, 0, 0))
         return delta_net_cases.layer_case(variant, rows, 0, heads=(1, 2))
     return draw_cases(variant)[0]
 
@@ -285,7 +296,7 @@ def test_text_is_fitted_to_what_the_device_has(variant):
 @pytest.mark.parametrize(
     "variant",
     [
-        *(GATED, DECODE, WIDE_DECODE, ROPE, CONVOLUTION, DELTA_RULE),
+        *(GATED, DECODE, WIDE_DECODE, ROPE, CONVOLUTION, DELTA_RULE, GATED_CONVOLUTION),
         pytest.param(MINIMA, marks=pytest.mark.slow),
     ],
     ids=lambda one: one.name,

@@ -1,0 +1,48 @@
+"""The layers with Mamba-2 that a GGUF file describes; letters: `kernels.reference.mamba2`.
+
+attention.head_count_kv   key and value heads of each layer: 0 where it has Mamba-2
+ssm.conv_kernel   K       ssm.time_step_rank   H
+ssm.state_size    N       ssm.inner_size       H·P
+ssm.group_count   must be 1
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError
+from compute_plane.model.gguf_kv_heads import layers_without_heads
+from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.mamba2 import Mamba2
+
+GRANITE_HYBRID: Final = "granitehybrid"
+
+
+def gguf_mamba2(path: Path, keys: GgufMetadata, prefix: str, num_layers: int) -> Mamba2 | None:
+    """Return what some layers have in place of attention; None: all attend.
+
+    `prefix`: of the architecture's keys. Raises ModelFileError, UnsupportedModelError.
+    """
+    layers = layers_without_heads(path, keys, prefix, num_layers)
+    if not layers:
+        return None
+    groups = keys.require_integer(prefix + "ssm.group_count")
+    if groups != 1:
+        raise UnsupportedModelError(path, f"{prefix}ssm.group_count must be 1, got {groups}")
+    num_heads = keys.require_integer(prefix + "ssm.time_step_rank")
+    inner_size = keys.require_integer(prefix + "ssm.inner_size")
+    if num_heads < 1 or inner_size % num_heads:
+        raise ModelFileError(
+            path,
+            f"{prefix}ssm.inner_size {inner_size} is not a multiple of "
+            f"{prefix}ssm.time_step_rank {num_heads}",
+        )
+    return Mamba2(
+        num_heads=num_heads,
+        head_dim=inner_size // num_heads,
+        state_size=keys.require_integer(prefix + "ssm.state_size"),
+        kernel_size=keys.require_integer(prefix + "ssm.conv_kernel"),
+        norm_eps=keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
+        layers=layers,
+    )

@@ -1,0 +1,26 @@
+"""Tiny Granite 4 with Mamba-2: logits and texts are transformers'."""
+
+from __future__ import annotations
+
+import pytest
+
+from compute_plane.model.loader import load_model
+from tests.compute_plane.model.granite4_models import Granite4Model
+from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
+from tests.devices import Target
+
+CPU = Target("cpu", "cpu")
+
+
+@pytest.fixture(scope="module", params=[0, 6], ids=["dense", "experts"])
+def recorded(request, tiny, tmp_path_factory) -> Recorded:
+    folder = tmp_path_factory.mktemp("recorded")
+    return record(tiny, folder, Granite4Model(num_experts=request.param), {}, {})
+
+
+@pytest.mark.spread(2)
+@pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU)])
+def test_greedy_texts_and_their_logits_are_those_of_transformers(
+    recorded: Recorded, files: str, target: Target
+) -> None:
+    assert_same(recorded, load_model(str(getattr(recorded, files))), target)

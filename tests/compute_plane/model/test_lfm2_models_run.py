@@ -1,0 +1,26 @@
+"""Tiny LFM2: logits and texts are transformers'."""
+
+from __future__ import annotations
+
+import pytest
+
+from compute_plane.model.loader import load_model
+from tests.compute_plane.model.lfm2_models import IN_GGUF, Lfm2Model
+from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
+from tests.devices import STAND_IN, Target
+
+CPU, CUDA = Target("cpu", "cpu"), STAND_IN
+
+
+@pytest.fixture(scope="module", params=IN_GGUF)
+def recorded(request, tiny, tmp_path_factory) -> Recorded:
+    folder = tmp_path_factory.mktemp("recorded")
+    return record(tiny, folder, Lfm2Model(architecture=request.param), {}, {})
+
+
+@pytest.mark.spread(3)
+@pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU), ("gguf", CUDA)])
+def test_greedy_texts_and_their_logits_are_those_of_transformers(
+    recorded: Recorded, files: str, target: Target
+) -> None:
+    assert_same(recorded, load_model(str(getattr(recorded, files))), target)
