@@ -111,6 +111,8 @@ class BlockPools:
 
     def run(self, plan: CopyPlan, pairs: Tensor, operations: DeviceOperations) -> None:
         """Queue the copies of a step; `pairs`: the plan's on the device."""
+        if not self.block_bytes:  # of no layer: the first ones of a model may all have states
+            return
         for wave in plan.waves:
             if wave.kind is CopyKind.WITHIN:
                 operations.copy_blocks(self.device, self.device, pairs[wave.first : wave.end])

@@ -1,12 +1,12 @@
 """A model whose first layers run on a device and whose last ones run on the host (ADR 0016).
 
-    device   check → columns → block copies → embedding → layers 0 … k − 1 ─┐ float32 rows,
-    host     check → block copies ─────────────────────── layers k … L − 1 ◀┘ one copy
-                                                          → logits → samples → answer
+    device   check → columns → copies → embedding → layers 0 … k − 1 ─┐ float32 rows,
+    host     check → copies ─────────────────────── layers k … L − 1 ◀┘ one copy
+                                                    → logits → samples → answer
 
 The host's part is the CPU engine, walking through a table that begins at layer k. Both parts have a
-KV pool with the same block ids, each of its own layers; whatever happens to a block happens to both
-halves of it.
+KV pool with the same block ids, each of its own layers, and states by the same numbers; whatever
+happens to a block or a state happens to both halves of it.
 
 A step is one after the other: the host waits for the device's rows, and the next step for the
 host's answer. So there is no `launch`, and nothing to gain by graphs: a layer takes the host many
@@ -55,8 +55,9 @@ class HostLayersExecutor:
     """Runs batches of a Llama-family model on a device and on the host; a `GPUExecutor`.
 
     `spec`: the device's part (`host_layers_plan.first_layers`), of which `weights` and `pools` are.
-    `host`: the layers behind it, with as many blocks on both of its pools; it is closed with this
-    executor. `max_tokens`: of one batch. Not thread-safe: one thread, the device thread, calls it.
+    `host`: the layers behind it, with as many blocks on both of its pools and as many states; it is
+    closed with this executor. `max_tokens`: of one batch. Not thread-safe: one thread, the device
+    thread, calls it.
     """
 
     def __init__(
@@ -76,7 +77,11 @@ class HostLayersExecutor:
         self._host = host
         self._max_tokens = max_tokens
         self._shape = PoolShape(
-            pools.num_blocks, pools.block_size, spec.vocab_size, len(pools.host)
+            pools.num_blocks,
+            pools.block_size,
+            spec.vocab_size,
+            len(pools.host),
+            pools.num_states,
         )
         self._longest = min(spec.context_length, pools.num_blocks * pools.block_size)
         with driver.computing():  # which reads what is made here
@@ -120,6 +125,8 @@ class HostLayersExecutor:
             with self._driver.computing():
                 inputs = self._ring.upload(berth, Layout.of(columns), columns)
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
+                if self._pools.states is not None:
+                    self._pools.states.run(batch.state_copies)
                 hidden = self._model.run(layout.tensors(inputs))
                 rows_of = Layout({ROWS: (np.float32, tuple(hidden.residual.shape))})
                 berth.fetch(rows_of, rows_for_the_host(hidden))

@@ -13,7 +13,6 @@ from compute_plane.cuda.decode_graphs import batch_sizes, bytes_of_graphs
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import (
     DeviceBytes,
-    check_is_whole,
     device_bytes,
     first_layers,
     first_weights,
@@ -26,13 +25,15 @@ from compute_plane.cuda.largest_step import (
     run_largest_step,
 )
 from compute_plane.cuda.pool_size import GRAPH_SHARE
+from compute_plane.cuda.state_pool import state_bytes
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.build_cpu import build_cpu_layers
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.warm_up import warm_up
 from compute_plane.executor.weight_formats import describe_formats, log_conversions
-from compute_plane.memory.sizing import available_memory_bytes, check_pools_fit
+from compute_plane.memory.sizing import Memory, available_memory_bytes, check_pools_fit
+from compute_plane.memory.state_sizing import StateRoom, size_states
 from planes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,21 +52,37 @@ def num_device_layers(
     """Return how many layers of the model run on the device: all without a limit.
 
     `weights`: of the whole model. A limit beyond what the device has left means that. Where the
-    pool sizes itself, all run there if the smallest pool finds room beside them. Raises ConfigError
-    if not one layer fits, or not all do of a model with states.
+    pool sizes itself, all run there if the smallest pool finds room beside them, and a state, if
+    the model has any. Raises ConfigError if not one layer fits.
     """
-    limit, free = context.gpu_memory_limit, driver.free_bytes()
+    limit, num_layers = _limit(context, driver), context.spec.num_layers
     if limit is None:
-        return context.spec.num_layers
-    limit = limit if free is None else min(limit, free)
-    if context.fills_memory:
-        needs = _needs(context, driver, weights, pool_dtype, context.block_demand.least)
-        if needs.whole <= limit:
-            return context.spec.num_layers
-    needs = _needs(context, driver, weights, pool_dtype, context.num_blocks)
-    if context.spec.recurrence is not None:
-        check_is_whole(needs, limit)
-    return layers_within(needs, limit)
+        return num_layers
+    least = context.block_demand.least if context.fills_memory else context.num_blocks
+    if _needs(context, driver, weights, pool_dtype, least).whole <= limit:
+        return num_layers
+    room = room_within_the_limit(context, driver)
+    num_states = 1 if room is None else room.num_states
+    needs = _needs(context, driver, weights, pool_dtype, context.num_blocks, num_states)
+    return min(layers_within(needs, limit), num_layers - 1)
+
+
+def _limit(context: ExecutorContext, driver: Driver) -> int | None:
+    """Return how many bytes of the device there are; None: nobody said."""
+    limit, free = context.gpu_memory_limit, driver.free_bytes()
+    return limit if limit is None or free is None else min(limit, free)
+
+
+def room_within_the_limit(context: ExecutorContext, driver: Driver) -> StateRoom | None:
+    """Return the room for states of a model that is cut; None: it has none, or there is no limit.
+
+    As if all its layers had their states on the device, where some do. Raises ConfigError as
+    `size_states` does.
+    """
+    limit = _limit(context, driver)
+    if limit is None or context.spec.recurrence is None:
+        return None
+    return size_states(state_bytes(context.spec), context.max_slots, Memory(limit, limit))
 
 
 def _needs(
@@ -74,8 +91,9 @@ def _needs(
     weights: WeightPlan,
     pool_dtype: torch.dtype,
     num_blocks: int,
+    num_states: int = 1,
 ) -> DeviceBytes:
-    """Return what the model takes with so many blocks."""
+    """Return what the model takes with so many blocks and states."""
     spec, block_size = context.spec, context.block_size
     pool_bytes = num_blocks * block_bytes(spec, pool_dtype, block_size)
     sizes, graph_bytes = StepSizes.of(context), 0
@@ -90,9 +108,9 @@ def _needs(
         item_bytes=DTYPES[weights.dtype].itemsize,
         pool_bytes=pool_bytes,
         max_tokens=context.max_tokens,
+        num_states=num_states,
         table_bytes=bytes_of_tables(spec, sizes),
-        history_bytes=bytes_of_histories(spec, sizes),
-        graph_bytes=graph_bytes,
+        whole_bytes=bytes_of_histories(spec, sizes) + graph_bytes,
     )
 
 
@@ -122,11 +140,22 @@ def build_with_host_layers(
     context = replace(context, fills_memory=False)
     spec, last_layer = first_layers(context.spec, num_layers), context.spec.num_layers - 1
     bytes_of_block = block_bytes(spec, pool_dtype, context.block_size)
-    host = build_cpu_layers(context, model, first_layer=num_layers, bytes_elsewhere=bytes_of_block)
+    host = build_cpu_layers(
+        context,
+        model,
+        first_layer=num_layers,
+        bytes_elsewhere=bytes_of_block,
+        room_elsewhere=room_within_the_limit(context, driver),
+    )
+    num_slots, num_states = 0, 0
+    if host.room is not None:
+        num_slots, num_states = host.room.num_slots, host.room.num_states
     plan = first_weights(plan, num_layers)
     weights = plan.place(driver.device, context.num_threads)
     log_conversions(weights.conversions)
-    _check_pool_fits(replace(context, spec=spec), driver, weights, operations, pool_dtype)
+    _check_pool_fits(
+        replace(context, spec=spec), driver, weights, operations, pool_dtype, num_states
+    )
     pools = BlockPools(
         spec,
         driver,
@@ -134,11 +163,12 @@ def build_with_host_layers(
         block_size=context.block_size,
         num_blocks=context.num_blocks,
         num_host_blocks=len(host.kv_pool.host),
+        num_states=num_states,
     )
     executor = HostLayersExecutor(
         spec, weights, pools, operations, driver, host.executor, max_tokens=context.max_tokens
     )
-    warm_up(executor, context.block_size)
+    warm_up(executor, context.block_size, has_states=num_states > 0)
     elements = plan.elements + host.weights.elements
     weight_format = describe_formats(elements)
     is_quantised = any(target.block_elements > 1 for _, target in elements)
@@ -163,6 +193,8 @@ def build_with_host_layers(
         num_blocks=pools.num_blocks,
         num_host_blocks=len(host.kv_pool.host),
         tells_prompts_apart=host.executor.tells_prompts_apart,
+        num_slots=num_slots,
+        num_states=num_states,
     )
 
 
@@ -172,18 +204,25 @@ def _check_pool_fits(
     weights: DeviceWeights,
     operations: DeviceOperations,
     pool_dtype: torch.dtype,
+    num_states: int,
 ) -> None:
     """Run the largest step of the device's part, and check that it leaves room for the pool.
+
+    And for the states.
 
     `context`: with the device's part for a model. Raises ConfigError, naming `gpu_memory_limit`
     where what was counted was not enough.
     """
     spec, block_size = context.spec, context.block_size
     bytes_of_block = block_bytes(spec, pool_dtype, block_size)
+    bytes_of_states = num_states * state_bytes(spec)
     driver.release_unused()  # what loading the weights has left
     if driver.free_bytes() is None:  # both lie in one memory
-        check_pools_fit(context.num_blocks, 0, bytes_of_block, available_memory_bytes())
+        available = available_memory_bytes()
+        left = None if available is None else available - bytes_of_states
+        check_pools_fit(context.num_blocks, 0, bytes_of_block, left)
         return
+    and_states = f" and {num_states} states of sequences" if num_states else ""
     words = (
         f"beside {spec.num_layers} layers and a step of {context.max_tokens} tokens: more, or "
         "fewer --max-num-blocks or --max-tokens-per-batch"
@@ -202,10 +241,11 @@ def _check_pool_fits(
         raise ConfigError(
             f"gpu_memory_limit: the pool finds no room {words}", field="gpu_memory_limit"
         ) from error
-    missing = context.num_blocks * bytes_of_block - (driver.free_bytes() or 0)
+    wanted = context.num_blocks * bytes_of_block + bytes_of_states
+    missing = wanted - (driver.free_bytes() or 0)
     if missing > 0:
         raise ConfigError(
-            f"gpu_memory_limit: the pool of {context.num_blocks} blocks lacks {missing} bytes "
-            f"{words}",
+            f"gpu_memory_limit: the pool of {context.num_blocks} blocks{and_states} lacks "
+            f"{missing} bytes {words}",
             field="gpu_memory_limit",
         )

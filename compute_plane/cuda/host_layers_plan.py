@@ -3,8 +3,9 @@
     device   │ working memory, embedding │ layer 0 │ layer 1 │ … │ layer k − 1 │
     host                                                       │ layer k │ … │ final norm, head │
 
-A layer takes its weights and its share of the KV pool, which has the same blocks on both sides. If
-all of it fits, head and all, nothing runs on the host; otherwise at least the last layer does.
+A layer takes its weights and its share of the KV pool or of states, of which there are the same on
+both sides. If all of it fits, head and all, nothing runs on the host; otherwise at least the last
+layer does.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from compute_plane.cuda.expert_products import expert_working_bytes
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS
-from compute_plane.cuda.state_pool import state_bytes
 from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.mamba2 import Mamba2
 from planes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,18 +78,6 @@ def layers_within(needs: DeviceBytes, limit_bytes: int) -> int:
     return sum(end <= limit_bytes for end in ends) - 1
 
 
-def check_is_whole(needs: DeviceBytes, limit_bytes: int) -> None:
-    """Raise ConfigError, naming `gpu_memory_limit`, if a model that is not cut does not fit."""
-    if needs.whole > limit_bytes:
-        raise ConfigError(
-            "gpu_memory_limit: a model whose layers keep states of sequences runs on the device as "
-            f"a whole, which takes at least {_gib(needs.whole)} GiB, got "
-            f"{limit_bytes / (1 << 30):.3g} "
-            "(fewer --max-num-blocks or --max-tokens-per-batch take less)",
-            field="gpu_memory_limit",
-        )
-
-
 def device_bytes(
     spec: ModelSpec,
     weights: WeightPlan,
@@ -96,18 +85,20 @@ def device_bytes(
     item_bytes: int,
     pool_bytes: int,
     max_tokens: int,
+    num_states: int = 1,
     table_bytes: int = 0,
-    history_bytes: int = 0,
-    graph_bytes: int = 0,
+    whole_bytes: int = 0,
 ) -> DeviceBytes:
     """Return what a model takes whose steps have a dtype of `item_bytes`.
 
-    `pool_bytes`: of the KV pool of all layers that attend, which have equal parts of it. Of states
-    there is one, the least that is needed. `table_bytes`,
-    `history_bytes`: of the block tables and penalties' histories of a step, the latter of whole
-    models only; `graph_bytes`: of decode graphs, likewise.
+    `pool_bytes`: of the KV pool of all layers that attend, which have equal parts of it.
+    `num_states`: of those that have states. `table_bytes`: of the block tables of a step.
+    `whole_bytes`: of what only whole models have, penalties' histories and decode graphs.
     """
     of_layer = pool_bytes // len(spec.attending_layers())
+    of_states = 0
+    if spec.recurrence is not None:
+        of_states = num_states * FLOAT_BYTES * spec.recurrence.state_floats
     head = weights.final_norm.num_bytes
     if weights.lm_head is not weights.embedding:
         head += weights.lm_head.num_bytes
@@ -115,12 +106,12 @@ def device_bytes(
     logits = 4 * FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size
     working = working_bytes(spec, item_bytes, max_tokens) + table_bytes
     return DeviceBytes(
-        first=weights.embedding.num_bytes + working + state_bytes(spec),
+        first=weights.embedding.num_bytes + working,
         layers=tuple(
-            layer.num_bytes + (of_layer if spec.recurrence_of(index) is None else 0)
+            layer.num_bytes + (of_layer if spec.recurrence_of(index) is None else of_states)
             for index, layer in enumerate(weights.layers)
         ),
-        last=head + logits + history_bytes + graph_bytes,
+        last=head + logits + whole_bytes,
     )
 
 
@@ -153,6 +144,8 @@ def _recurrence_bytes(spec: ModelSpec, item_bytes: int) -> int:
     floats = 0
     if isinstance(of, DeltaNet):  # what comes out of its convolution and, at most, of its heads
         floats = of.channels + 2 * of.num_value_heads + of.value_size
+    elif isinstance(of, Mamba2):  # what is made of its inputs, and what comes out of its heads
+        floats = of.channels + 2 * of.num_heads + of.inner_size
     return item_bytes * elements + FLOAT_BYTES * floats
 
 

@@ -87,11 +87,12 @@ def build_cpu_layers(
     *,
     first_layer: int = 0,
     bytes_elsewhere: int = 0,
+    room_elsewhere: StateRoom | None = None,
 ) -> CpuLayers:
     """Build the engine for a model's layers from `first_layer` on. Errors as above.
 
     `bytes_elsewhere`: of a block's other layers, if they run elsewhere: the host pool has room for
-    them too.
+    them too. `room_elsewhere`: for the states of those; there are no more here.
     """
     chosen = select_instruction_set(context.instruction_set)
     notices = KernelNotices()
@@ -101,6 +102,7 @@ def build_cpu_layers(
     from compute_plane.executor.packed_weights import pack_weights
     from compute_plane.memory.kv_pool import KvPool
     from compute_plane.memory.state_pool import make_states, room_for_states
+    from compute_plane.memory.state_sizing import smaller
     from kernels.cpu.kv_layout import KvLayout
 
     spec = context.spec
@@ -123,7 +125,7 @@ def build_cpu_layers(
         first_layer=first_layer,
     )
     memory = host_memory()
-    room = room_for_states(spec, context.max_slots, memory, first_layer)
+    room = smaller(room_for_states(spec, context.max_slots, memory, first_layer), room_elsewhere)
     states = None if room is None else make_states(spec, room.num_states, first_layer)
     if states is not None and memory is not None:
         memory = replace(memory, free_bytes=memory.free_bytes - states.num_bytes)

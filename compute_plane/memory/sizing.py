@@ -213,8 +213,10 @@ def size_host_pool(swap_bytes: int, block_bytes: int) -> int:
 
     The error names `swap_space`.
     """
+    if not swap_bytes:
+        return 0
     num_blocks = swap_bytes // block_bytes
-    if swap_bytes and not num_blocks:
+    if not num_blocks:
         raise ConfigError(
             f"--swap-space is {swap_bytes} bytes, one block takes {block_bytes}: nothing could be "
             "swapped (0: preempted requests are computed anew)",

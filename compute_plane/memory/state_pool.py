@@ -65,8 +65,8 @@ def room_for_states(
 
 
 def make_states(spec: ModelSpec, num_states: int, first_layer: int = 0) -> StatePool | None:
-    """Return states for a model's layers from one on; None: they have none."""
+    """Return states for a model's layers from one on, maybe of no bytes; None: a model has none."""
     num_layers = len(spec.layers_with_state(first_layer))
-    if spec.recurrence is None or not num_layers:
+    if spec.recurrence is None:
         return None
     return StatePool(num_states, num_layers, FLOAT_BYTES * spec.recurrence.state_floats)

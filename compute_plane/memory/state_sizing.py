@@ -31,6 +31,13 @@ class StateRoom:
     num_states: int
 
 
+def smaller(one: StateRoom | None, other: StateRoom | None) -> StateRoom | None:
+    """Return the room of two where there are fewer states; None stands for room without end."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other, key=lambda room: room.num_states)
+
+
 def size_states(state_bytes: int, max_slots: int, memory: Memory | None) -> StateRoom:
     """Return how many states of so many bytes there is room for.
 

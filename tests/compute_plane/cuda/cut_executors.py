@@ -15,10 +15,13 @@ from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.memory.kv_pool import KvPool
+from compute_plane.memory.state_pool import make_states
 from compute_plane.model.spec import ModelSpec
+from kernels.cpu.kv_layout import KvLayout
 from tests.compute_plane.executor.tiny_llama import (
+    NUM_STATES,
     ArraySource,
-    pool_for,
     tiny_spec,
     tiny_weights,
 )
@@ -36,22 +39,35 @@ def cut_executor(
     num_host_blocks: int = 0,
     operations: DeviceOperations | None = None,
 ) -> HostLayersExecutor:
-    """Return the executor over two pools of NaN, as previous owners might have left them."""
+    """Return the executor over two pools of NaN, as previous owners might have left them.
+
+    States, too.
+    """
     driver = driver or CpuDriver()
     spec = first_layers(model, num_device_layers)
     pools = BlockPools(
         spec, driver, dtype=dtype, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS,
         num_host_blocks=num_host_blocks,
+        num_states=NUM_STATES if model.recurrence is not None else 0,
     )  # fmt: skip
+    if pools.states is not None:
+        pools.states.device.fill_(float("nan"))
     pools.device.fill_(float("nan"))
     pools.host.fill_(float("nan"))
     source = ArraySource(model, tiny_weights(model), None)
     plan = plan_weights(model, source, str(dtype).removeprefix("torch."))
     weights = first_weights(plan, num_device_layers).place(driver.device)
-    behind = replace(model, num_layers=model.num_layers - num_device_layers)
-    host_pool = pool_for(behind, NUM_BLOCKS, BLOCK_SIZE, "float32", num_host_blocks)
+    attending = len(model.attending_layers(num_device_layers))
+    layout = KvLayout("float32", attending, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
+    host_pool = KvPool(layout, NUM_BLOCKS, num_host_blocks)
+    host_pool.data[:] = 0xFF
+    states = make_states(model, NUM_STATES, num_device_layers)
+    if states is not None:
+        states.data[:] = 0xFF
     packed = pack_weights(model, source, first_layer=num_device_layers)
-    host = CpuExecutor(model, packed, host_pool, num_threads=1, keep_logits=True, max_tokens=512)
+    host = CpuExecutor(
+        model, packed, host_pool, num_threads=1, keep_logits=True, max_tokens=512, states=states
+    )
     return HostLayersExecutor(
         spec,
         weights,

@@ -55,7 +55,7 @@ def needs(num_blocks: int = NUM_BLOCKS, pool_dtype: torch.dtype = torch.float32)
         pool_bytes=num_blocks * block_bytes(SPEC, pool_dtype, BLOCK_SIZE),
         max_tokens=MAX_TOKENS,
         table_bytes=bytes_of_tables(SPEC, StepSizes.of(context())),
-        history_bytes=bytes_of_histories(SPEC, StepSizes.of(context())),
+        whole_bytes=bytes_of_histories(SPEC, StepSizes.of(context())),
     )
 
 

@@ -159,30 +159,14 @@ def test_where_the_device_is_the_processor_states_are_taken_of_its_memory(
     assert (built.num_states, built.num_blocks) == (16, 100)
 
 
-def limited(limit: int, **changes: object) -> BuiltExecutor:
-    wants = context(
-        Path("unused"), device="cpu", dtype="float32", fills_memory=False, gpu_memory_limit=limit,
-        max_slots=8, **changes,
-    )  # fmt: skip
-    return build_executor("cuda", wants)
-
-
-def test_a_model_with_states_is_not_cut_at_a_memory_limit() -> None:
+def test_states_are_counted_where_a_model_may_be_cut() -> None:
     plan = plan_weights(SPEC, tiny_model(SPEC).source, "float32")
     sizes = {"item_bytes": 4, "max_tokens": MAX_TOKENS}
     pool_bytes = 10 * block_bytes(SPEC, torch.float32, BLOCK_SIZE)
-    needs = device_bytes(SPEC, plan, pool_bytes=pool_bytes, **sizes)
-    assert sum(needs.layers) == pool_bytes + sum(layer.num_bytes for layer in plan.layers)
-    assert needs.first == (
-        plan.embedding.num_bytes + working_bytes(SPEC, 4, MAX_TOKENS) + STATE_BYTES
-    )
-    with pytest.raises(ConfigError, match="runs on the device as a whole") as info:
-        limited(needs.whole - 1)
-    assert info.value.field == "gpu_memory_limit"
-    assert "\n" not in info.value.message
-    built = limited(needs.whole + (1 << 20))
-    assert isinstance(built.executor, CudaExecutor)
-    assert built.num_slots == 8
+    needs = device_bytes(SPEC, plan, pool_bytes=pool_bytes, num_states=3, **sizes)
+    weights = sum(layer.num_bytes for layer in plan.layers)
+    assert sum(needs.layers) == pool_bytes + weights + 3 * STATE_BYTES
+    assert needs.first == plan.embedding.num_bytes + working_bytes(SPEC, 4, MAX_TOKENS)
 
 
 def test_working_memory_of_layers_with_states_is_counted() -> None:
