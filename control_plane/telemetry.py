@@ -15,7 +15,8 @@ class EngineMetrics:
     requests of which one waits for that. `num_preemptions`: how often a sequence had to give way;
     `num_swaps` of these times its blocks were saved in the host pool. `prompt_tokens`: of all
     prompts; `cached_tokens` of them were found computed. `num_drafts`: tokens of answers that were
-    guessed; `num_kept_drafts` of them were right, and are in `generated_tokens`.
+    guessed; `num_kept_drafts` of them were right, and are in `generated_tokens`. Of models with
+    states: `num_kept_states` can be found again now, `num_state_hits` times one was.
     `memory_utilization`: used blocks over all blocks, 0 to 1.
     `average_latency_s`: from receipt to the end, mean over completed requests.
     `tokens_per_second`: generated tokens over the time in which the engine had work to do.
@@ -53,6 +54,8 @@ class EngineMetrics:
     num_drafts: int = 0
     num_kept_drafts: int = 0
     plane_queue_s: float = 0.0
+    num_kept_states: int = 0
+    num_state_hits: int = 0
 
 
 class Tally:

@@ -75,6 +75,8 @@ def metrics_to_proto(metrics: EngineMetrics) -> inference_pb2.GetMetricsResponse
         num_drafts=metrics.num_drafts,
         num_kept_drafts=metrics.num_kept_drafts,
         plane_queue_s=metrics.plane_queue_s,
+        num_kept_states=metrics.num_kept_states,
+        num_state_hits=metrics.num_state_hits,
     )
 
 

@@ -245,6 +245,8 @@ class Ledger:
             num_steps=stats.num_steps,
             num_drafts=stats.num_drafts,
             num_kept_drafts=stats.num_kept_drafts,
+            num_kept_states=stats.num_kept_states,
+            num_state_hits=stats.num_state_hits,
         )
 
 

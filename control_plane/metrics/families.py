@@ -151,6 +151,12 @@ PLANE = _by_name(
         "How many of these times its blocks were saved in the host pool.",
     ),
     Family(
+        "states_kept",
+        "gauge",
+        "States of sequences that can be found again (models with states).",
+    ),
+    Family("state_hits_total", "counter", "How often one was found."),
+    Family(
         "spec_decode_num_draft_tokens_total",
         "counter",
         "Tokens of answers that were guessed (speculative_tokens, grammar_drafts).",

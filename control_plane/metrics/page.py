@@ -168,6 +168,8 @@ def _plane_values(member: Member) -> dict[str, Value]:
         "prefix_cache_hits_total": meter.num_prefix_hits if is_caching else 0,
         "num_preemptions_total": counts.num_preemptions,
         "num_swaps_total": counts.num_swaps,
+        "states_kept": counts.num_kept_states,
+        "state_hits_total": counts.num_state_hits,
         "spec_decode_num_draft_tokens_total": counts.num_drafts,
         "spec_decode_num_accepted_tokens_total": counts.num_kept_drafts,
         "iteration_tokens_total": meter.iteration_tokens.read(),

@@ -76,3 +76,15 @@ def test_copies_of_states_are_sent_in_their_order():
         compute_pb2.StateCopy(source=3, destination=5),
         compute_pb2.StateCopy(source=5, destination=0),
     ]
+
+
+def test_states_that_are_kept_and_found_are_counted(drive, fake_plane):
+    fake_plane.num_states = fake_plane.max_slots + 6
+    driver = drive()
+    asked = "a text of some length " * 8  # a state is kept of a prompt of 128 tokens or more
+    for _ in range(2):
+        driver.submit(asked, 4)
+        driver.run()
+    metrics = driver.loop.metrics
+    assert metrics.num_state_hits == 1
+    assert metrics.num_kept_states >= 1

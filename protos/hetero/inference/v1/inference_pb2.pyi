@@ -1759,6 +1759,8 @@ class GetMetricsResponse(_message.Message):
     NUM_DRAFTS_FIELD_NUMBER: _builtins.int
     NUM_KEPT_DRAFTS_FIELD_NUMBER: _builtins.int
     PLANE_QUEUE_S_FIELD_NUMBER: _builtins.int
+    NUM_KEPT_STATES_FIELD_NUMBER: _builtins.int
+    NUM_STATE_HITS_FIELD_NUMBER: _builtins.int
     total_requests: _builtins.int
     completed_requests: _builtins.int
     failed_requests: _builtins.int
@@ -1800,6 +1802,9 @@ class GetMetricsResponse(_message.Message):
     """Of the last 1024 steps: how long a batch waited at the plane, for the device or to be launched, on
     average.
     """
+    num_kept_states: _builtins.int
+    """Of models with states: those that can be found again now, and how often one was."""
+    num_state_hits: _builtins.int
     def __init__(
         self,
         *,
@@ -1827,10 +1832,12 @@ class GetMetricsResponse(_message.Message):
         num_drafts: _builtins.int = ...,
         num_kept_drafts: _builtins.int = ...,
         plane_queue_s: _builtins.float = ...,
+        num_kept_states: _builtins.int = ...,
+        num_state_hits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_sequences", b"active_sequences", "average_latency_s", b"average_latency_s", "cached_tokens", b"cached_tokens", "cancelled_requests", b"cancelled_requests", "completed_requests", b"completed_requests", "failed_requests", b"failed_requests", "generated_tokens", b"generated_tokens", "last_step_age_s", b"last_step_age_s", "memory_utilization", b"memory_utilization", "num_drafts", b"num_drafts", "num_kept_drafts", b"num_kept_drafts", "num_plane_losses", b"num_plane_losses", "num_preemptions", b"num_preemptions", "num_stalls", b"num_stalls", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "plane_idle_share", b"plane_idle_share", "plane_queue_s", b"plane_queue_s", "plane_step_s", b"plane_step_s", "prompt_tokens", b"prompt_tokens", "scheduling_delay_p99_s", b"scheduling_delay_p99_s", "tokens_per_second", b"tokens_per_second", "total_requests", b"total_requests", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_sequences", b"active_sequences", "average_latency_s", b"average_latency_s", "cached_tokens", b"cached_tokens", "cancelled_requests", b"cancelled_requests", "completed_requests", b"completed_requests", "failed_requests", b"failed_requests", "generated_tokens", b"generated_tokens", "last_step_age_s", b"last_step_age_s", "memory_utilization", b"memory_utilization", "num_drafts", b"num_drafts", "num_kept_drafts", b"num_kept_drafts", "num_kept_states", b"num_kept_states", "num_plane_losses", b"num_plane_losses", "num_preemptions", b"num_preemptions", "num_stalls", b"num_stalls", "num_state_hits", b"num_state_hits", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "plane_idle_share", b"plane_idle_share", "plane_queue_s", b"plane_queue_s", "plane_step_s", b"plane_step_s", "prompt_tokens", b"prompt_tokens", "scheduling_delay_p99_s", b"scheduling_delay_p99_s", "tokens_per_second", b"tokens_per_second", "total_requests", b"total_requests", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
