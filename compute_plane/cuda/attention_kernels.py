@@ -24,6 +24,7 @@ from kernels.cuda.attention_chunks import num_tickets
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
+from kernels.cuda.joint_norms import JointNormsVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 
 if TYPE_CHECKING:
@@ -49,14 +50,18 @@ class AttentionKernels:
     ) -> None:
         self._launcher = launcher
         has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
+        has_own_norms = spec.has_head_norms and not spec.norms_heads_together
+        self._joint_norms: JointNormsVariant | None = None
+        if spec.norms_heads_together:
+            self._joint_norms = JointNormsVariant(dtype, spec.query_size, spec.kv_size)
         self._rope = RopeWriteKvVariant(
             dtype,
             spec.head_dim,
             block_size,
             kv_dtype,
             spec.has_qkv_bias,
-            spec.has_head_norms,
-            has_float32_norms and spec.has_head_norms,
+            has_own_norms,
+            has_float32_norms and has_own_norms,
             query_growth(spec) is not None,
         )
         # By whether a layer has a window, of those that there are.
@@ -78,7 +83,8 @@ class AttentionKernels:
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
-        return [self._rope, *self._decode.values(), *self._prefill.values()]
+        norms = [] if self._joint_norms is None else [self._joint_norms]
+        return [*norms, self._rope, *self._decode.values(), *self._prefill.values()]
 
     @property
     def tile_tokens(self) -> int:
@@ -99,6 +105,11 @@ class AttentionKernels:
         """Rotate the queries, write keys and values; a variant does not touch what it has not."""
         num_tokens, num_heads, _ = out.shape
         num_kv_heads = pool.shape[3]
+        norms = changes.norms
+        if self._joint_norms is not None and norms is not None:
+            grid = self._joint_norms.grid(num_tokens)
+            self._launcher.launch(self._joint_norms, grid, qkv, *norms, changes.eps)
+            norms = None
         self._launcher.launch(
             self._rope,
             self._rope.grid(num_tokens, num_heads, num_kv_heads),
@@ -112,7 +123,7 @@ class AttentionKernels:
             num_kv_heads,
             *layer_strides(pool, layer),
             out if changes.bias is None else changes.bias,
-            *(changes.norms or (out, out)),
+            *(norms or (out, out)),
             changes.eps,
             *(changes.growth or (angles[0], 1)),
         )

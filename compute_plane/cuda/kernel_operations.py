@@ -121,6 +121,7 @@ class KernelOperations:
         self.gate_attended = self._recurrence.gate_attended
         self.delta_net = self._recurrence.delta_net
         self.gated_convolution = self._recurrence.gated_convolution
+        self.mamba2 = self._recurrence.mamba2
         launcher.prepare(self.variants)
 
     @property

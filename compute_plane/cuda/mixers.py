@@ -4,6 +4,7 @@
                   → attention, with the layer's window → · sigmoid(gates)
     DeltaNet      norm → Q, K, V, Z, B, A → convolution, delta rule, norm, gate: through the states
     convolution   norm → B, C, X → B · X, convolution, · C: through the states
+    Mamba-2       norm → X, B, C, Z, D → convolution, scan, gate, norm: through the states
 
 What they give is the input of the product behind them. Layers with attention have keys and values
 in the pool, by their number among those; the others have states, likewise.
@@ -21,9 +22,11 @@ from compute_plane.cuda.operands import (
     LayerAttention,
     LayerConvolution,
     LayerDeltaNet,
+    LayerMamba2,
 )
-from compute_plane.cuda.weights import DeviceAttention, DeviceConvolution
+from compute_plane.cuda.weights import DeviceAttention, DeviceConvolution, DeviceMamba2
 from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.mamba2 import Mamba2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -176,7 +179,10 @@ def mixers_of(
             )
             num_with_state += 1
             continue
-        changes = HeadChanges(weights.qkv_bias, weights.head_norms, spec.rms_norm_eps, growth)
+        changes = HeadChanges(
+            weights.qkv_bias, weights.head_norms, spec.rms_norm_eps, growth,
+            spec.norms_heads_together,
+        )  # fmt: skip
         own = LayerAttention(spec.window_of(layer), weights.sinks)
         made.append(
             AttentionMixer(products, spec, weights, pools.device, num_attending, changes, own)
@@ -187,15 +193,21 @@ def mixers_of(
 
 def _operation_of(
     operations: DeviceOperations,
-    weights: DeviceDeltaNet | DeviceConvolution,
+    weights: DeviceDeltaNet | DeviceConvolution | DeviceMamba2,
     of: Recurrence,
     eps: float,
 ) -> GoesThrough:
     """Return the operation that brings tokens through the states of a layer. `eps`: of norms."""
     if isinstance(weights, DeviceConvolution):
         return _given(operations.gated_convolution, LayerConvolution(weights.convolution))
-    if not isinstance(of, DeltaNet):
-        raise TypeError(f"weights of Gated DeltaNet, and sizes of {type(of).__name__}")
+    if isinstance(weights, DeviceMamba2) and isinstance(of, Mamba2):
+        mamba2 = LayerMamba2(
+            weights.convolution, weights.bias, weights.rates, weights.time_bias, weights.skips,
+            weights.norm, of,
+        )  # fmt: skip
+        return _given(operations.mamba2, mamba2)
+    if isinstance(weights, DeviceMamba2) or not isinstance(of, DeltaNet):
+        raise TypeError(f"{type(weights).__name__}, and sizes of {type(of).__name__}")
     own = LayerDeltaNet(
         weights.convolution, weights.rates, weights.time_bias, weights.norm, eps, of
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from compute_plane.model.delta_net import DeltaNet
+    from compute_plane.model.mamba2 import Mamba2
 
 MAX_LOGPROBS: Final = 20
 """Most likely tokens listed beside one: the width of the arrays they are written to."""
@@ -41,6 +42,7 @@ class HeadChanges:
     """What becomes of heads but for their rotation; `kernels.reference.rope`. None: nothing.
 
     `bias`: [(H + 2·G)·D]. `norms`: of query heads and of key heads, [D] each; `eps`: of both.
+    `are_joint`: heads are normalised together, and these are [H·D] and [G·D].
     `growth`: factors, float32 [n], of queries at positions from i · length on, and that length.
     Whether there are any is the same in all layers of a model.
     """
@@ -49,6 +51,7 @@ class HeadChanges:
     norms: tuple[Tensor, Tensor] | None = None
     eps: float = 0.0
     growth: tuple[Tensor, int] | None = None
+    are_joint: bool = False
 
 
 UNCHANGED: Final = HeadChanges()
@@ -109,6 +112,23 @@ class LayerConvolution:
     """
 
     weight: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMamba2:
+    """What a layer with Mamba-2 has of its own; `kernels.reference.mamba2`. All float32.
+
+    `convolution`: [K, C], the last row is of the token itself; `bias`: [C]. `rates`, `time_bias`,
+    `skips`: [H]. `norm`: [H·P]. `sizes`: the same in all layers.
+    """
+
+    convolution: Tensor
+    bias: Tensor
+    rates: Tensor
+    time_bias: Tensor
+    skips: Tensor
+    norm: Tensor
+    sizes: Mamba2
 
 
 Writes: TypeAlias = Literal["rounded", "float32", "added", "gated"]

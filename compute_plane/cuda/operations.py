@@ -12,7 +12,7 @@ return before the device is done: work is queued on the current stream. `then`: 
 
 Array letters: T tokens, S rows, H query heads, G kv heads, D head size, N blocks, L layers, B block
 size, M table width, E hidden size, F feed-forward size, K samples, R rows of logits, V vocabulary;
-those of layers with states are those of `kernels.reference`: Gated DeltaNet's, convolutions'.
+those of layers with states are those of `kernels.reference`, kind by kind.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         LayerAttention,
         LayerConvolution,
         LayerDeltaNet,
+        LayerMamba2,
         LogprobColumns,
         LogprobOutputs,
         PrefillRows,
@@ -160,7 +161,8 @@ class DeviceOperations(Protocol):
         `out`: [T, H, D]. `pool`: blocks as in `block_pools`. `qkv`: [T, (H + 2·G)·D]: H query
         heads, G key heads, G value heads of each token. `angles`: cosines and sines,
         [positions, D/2] each. `positions`: int32 [T]. `kv_slots`: int64 [T], block · B + offset; a
-        negative one writes nothing to the pool. All heads with `changes`.
+        negative one writes nothing to the pool. All heads with `changes`; where norms are joint,
+        what is in `qkv` may be changed.
         """
         ...
 
@@ -233,6 +235,22 @@ class DeviceOperations(Protocol):
         """Bring the tokens of rows through their states; `kernels.reference.gated_convolution`.
 
         `out`: [T, C]; `inputs`: [T, 3·C], b, c, x. The others: as for `delta_net`.
+        """
+        ...
+
+    def mamba2(
+        self,
+        out: Tensor,
+        states: Tensor,
+        layer: int,
+        inputs: Tensor,
+        rows: StateRows,
+        own: LayerMamba2,
+    ) -> None:
+        """Bring the tokens of rows through their states; `kernels.reference.mamba2`.
+
+        `out`: [T, H·P]; `inputs`: [T, C + H·P + H], x, b, c before the convolution, z, d. The
+        others: as for `delta_net`.
         """
         ...
 

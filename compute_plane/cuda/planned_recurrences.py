@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from compute_plane.cuda.planned_matrix import Placed, PlannedMatrix, projection_of, values_of
-from compute_plane.cuda.weights import DeviceConvolution, DeviceDeltaNet
+from compute_plane.cuda.weights import DeviceConvolution, DeviceDeltaNet, DeviceMamba2
 from compute_plane.errors import DeviceUnavailableError
-from compute_plane.model import delta_net_layout, layout, short_convolution_layout
+from compute_plane.model import delta_net_layout, layout, mamba2_layout, short_convolution_layout
 from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.mamba2 import Mamba2
 from compute_plane.model.short_convolution import ShortConvolution
 from compute_plane.model.tensor import TensorFormat
 
@@ -94,7 +95,32 @@ class PlannedConvolution(_Planned):
         return DeviceConvolution(*self.shared_at(placed))
 
 
-PlannedRecurrence: TypeAlias = PlannedDeltaNet | PlannedConvolution
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedMamba2(_Planned):
+    """As in `DeviceMamba2`."""
+
+    bias: PlannedMatrix
+    rates: PlannedMatrix
+    time_bias: PlannedMatrix
+    skips: PlannedMatrix
+    norm: PlannedMatrix
+
+    @property
+    def _vectors(self) -> tuple[PlannedMatrix, ...]:
+        return self.bias, self.rates, self.time_bias, self.skips, self.norm
+
+    @property
+    def vectors(self) -> tuple[PlannedMatrix, ...]:
+        """Everything that is no matrix, in float32."""
+        return (self.convolution, *self._vectors)
+
+    def at(self, placed: Placed) -> DeviceMamba2:
+        """Return it where it lies."""
+        vectors = (values_of(placed(one)).view(-1) for one in self._vectors)
+        return DeviceMamba2(*self.shared_at(placed), *vectors)
+
+
+PlannedRecurrence: TypeAlias = PlannedDeltaNet | PlannedConvolution | PlannedMamba2
 
 
 def plan_recurrence(
@@ -132,6 +158,19 @@ def plan_recurrence(
             o=matrices(short_convolution_layout.OUT),
             convolution=taps(short_convolution_layout.CONVOLUTION),
             kernel_size=of.kernel_size,
+        )
+    if isinstance(of, Mamba2):
+        mamba2 = mamba2_layout
+        return PlannedMamba2(
+            inputs=matrices(mamba2.IN_XBC, mamba2.IN_Z, mamba2.IN_D),
+            o=matrices(mamba2.OUT),
+            convolution=taps(mamba2.CONVOLUTION),
+            kernel_size=of.kernel_size,
+            bias=floats(mamba2.CONVOLUTION, layout.BIAS),
+            rates=floats(mamba2.MIXER, mamba2.RATES),
+            time_bias=floats(mamba2.MIXER, mamba2.TIME_BIAS),
+            skips=floats(mamba2.MIXER, mamba2.SKIPS),
+            norm=floats(mamba2.NORM),
         )
     raise DeviceUnavailableError(
         f"executor: it does not run models whose layers have {type(of).__name__} in place of "

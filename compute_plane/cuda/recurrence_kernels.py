@@ -2,6 +2,7 @@
 
 Gated DeltaNet         `delta_net_kernels`
 gated convolutions     one launch, which writes the states that it reads
+Mamba-2                `mamba2_kernels`
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compute_plane.cuda.delta_net_kernels import DeltaNetKernels
+from compute_plane.cuda.mamba2_kernels import Mamba2Kernels
 from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.mamba2 import Mamba2
 from compute_plane.model.short_convolution import ShortConvolution
 from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gated_convolution import GatedConvolutionVariant
@@ -18,7 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from compute_plane.cuda.launchers import Launcher
-    from compute_plane.cuda.operands import LayerConvolution, LayerDeltaNet, StateRows
+    from compute_plane.cuda.operands import (
+        LayerConvolution,
+        LayerDeltaNet,
+        LayerMamba2,
+        StateRows,
+    )
     from compute_plane.model.spec import ModelSpec
     from kernels.cuda.variant import Variant
 
@@ -35,6 +43,7 @@ class RecurrenceKernels:
         self._gate: GateAttendedVariant | None = None
         self._delta_net: DeltaNetKernels | None = None
         self._convolution: ConvolutionKernels | None = None
+        self._mamba2: Mamba2Kernels | None = None
         if spec.gates_attention:
             self._gate = GateAttendedVariant(dtype)
             self._gate.grid(1, spec.query_size)  # refuses the sizes that it does not take
@@ -42,13 +51,15 @@ class RecurrenceKernels:
             self._delta_net = DeltaNetKernels(launcher, spec.recurrence, dtype)
         elif isinstance(spec.recurrence, ShortConvolution):
             self._convolution = ConvolutionKernels(launcher, spec.recurrence, dtype)
+        elif isinstance(spec.recurrence, Mamba2):
+            self._mamba2 = Mamba2Kernels(launcher, spec.recurrence, dtype)
 
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
         gates = [] if self._gate is None else [self._gate]
-        of_layers = (one for one in (self._delta_net, self._convolution) if one is not None)
-        return [*gates, *(variant for one in of_layers for variant in one.variants)]
+        kinds = self._delta_net, self._convolution, self._mamba2
+        return [*gates, *(variant for one in kinds if one is not None for variant in one.variants)]
 
     def gate_attended(self, attended: Tensor, gates: Tensor) -> None:
         """Gate what attention gave, in place."""
@@ -82,6 +93,19 @@ class RecurrenceKernels:
         """Bring the tokens of rows through their states."""
         assert self._convolution is not None
         self._convolution.run(out, states, layer, inputs, rows, own)
+
+    def mamba2(
+        self,
+        out: Tensor,
+        states: Tensor,
+        layer: int,
+        inputs: Tensor,
+        rows: StateRows,
+        own: LayerMamba2,
+    ) -> None:
+        """Bring the tokens of rows through their states."""
+        assert self._mamba2 is not None
+        self._mamba2.run(out, states, layer, inputs, rows, own)
 
 
 class ConvolutionKernels:

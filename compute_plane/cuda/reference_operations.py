@@ -24,6 +24,7 @@ from compute_plane.cuda.operands import (
     LayerAttention,
     LayerConvolution,
     LayerDeltaNet,
+    LayerMamba2,
     PrefillRows,
     StateRows,
 )
@@ -31,7 +32,11 @@ from compute_plane.cuda.reference_attention import Queries, attend
 from compute_plane.cuda.reference_blocks import floats, write_tokens
 from compute_plane.cuda.reference_experts import ReferenceExperts
 from compute_plane.cuda.reference_logits import ReferenceLogits
-from compute_plane.cuda.reference_recurrences import go_through_convolution, go_through_delta_net
+from compute_plane.cuda.reference_recurrences import (
+    go_through_convolution,
+    go_through_delta_net,
+    go_through_mamba2,
+)
 from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.quantized_layout import unpack_matrix
 from kernels.cuda.quantized_strands import most_rows_of
@@ -243,6 +248,18 @@ class ReferenceOperations(ReferenceLogits):
         """Bring tokens through their states, row by row."""
         go_through_convolution(out, states, layer, inputs, rows, own)
 
+    def mamba2(
+        self,
+        out: Tensor,
+        states: Tensor,
+        layer: int,
+        inputs: Tensor,
+        rows: StateRows,
+        own: LayerMamba2,
+    ) -> None:
+        """Bring tokens through their states, row by row."""
+        go_through_mamba2(out, states, layer, inputs, rows, own)
+
     def gate_mul(
         self,
         out: Tensor,
@@ -291,4 +308,4 @@ def _on_host(changes: HeadChanges, positions: Tensor) -> rope.HeadChanges:
     if changes.growth is not None:
         factors, length = changes.growth
         growth = factors.numpy()[positions.numpy() // length]
-    return rope.HeadChanges(bias, norms, changes.eps, growth)
+    return rope.HeadChanges(bias, norms, changes.eps, growth, changes.are_joint)

@@ -10,12 +10,19 @@ from torch import Tensor
 from compute_plane.cuda.reference_blocks import floats
 from kernels.reference.delta_net import DeltaNetState, DeltaNetWeights, delta_net
 from kernels.reference.gated_convolution import gated_convolution
+from kernels.reference.mamba2 import Mamba2State, Mamba2Weights, mamba2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from compute_plane.cuda.operands import LayerConvolution, LayerDeltaNet, StateRows
+    from compute_plane.cuda.operands import (
+        LayerConvolution,
+        LayerDeltaNet,
+        LayerMamba2,
+        StateRows,
+    )
     from compute_plane.model.delta_net import DeltaNet
+    from compute_plane.model.mamba2 import Mamba2
     from kernels.interface import Float32Array
 
 
@@ -62,6 +69,33 @@ def go_through_convolution(
         out[tokens] = torch.from_numpy(found).to(out.dtype)
 
 
+def go_through_mamba2(
+    out: Tensor,
+    states: Tensor,
+    layer: int,
+    inputs: Tensor,
+    rows: StateRows,
+    own: LayerMamba2,
+) -> None:
+    """Do `DeviceOperations.mamba2`. Raises ValueError as `going_on` does."""
+    sizes, projected = own.sizes, floats(inputs)
+    weights = Mamba2Weights(
+        convolution=own.convolution.numpy().T,
+        bias=own.bias.numpy(),
+        rates=own.rates.numpy(),
+        time_bias=own.time_bias.numpy(),
+        skips=own.skips.numpy(),
+        norm=own.norm.numpy(),
+        eps=sizes.norm_eps,
+    )
+    width = sizes.channels + sizes.inner_size
+    for tokens, part in going_on(states, layer, sizes.state_floats, rows):
+        own_rows = projected[tokens]
+        state = _mamba2_state(part, sizes)
+        found = mamba2(own_rows[:, :width], own_rows[:, width:], weights, state)
+        out[tokens] = torch.from_numpy(found).to(out.dtype)
+
+
 def going_on(
     states: Tensor, layer: int, num_floats: int, rows: StateRows
 ) -> Iterator[tuple[slice, Float32Array]]:
@@ -90,3 +124,10 @@ def _delta_net_state(part: Float32Array, sizes: DeltaNet) -> DeltaNetState:
     kept = (sizes.kernel_size - 1) * sizes.channels
     shape = sizes.num_value_heads, sizes.key_dim, sizes.value_dim
     return DeltaNetState(part[:kept].reshape(-1, sizes.channels), part[kept:].reshape(shape))
+
+
+def _mamba2_state(part: Float32Array, sizes: Mamba2) -> Mamba2State:
+    """Likewise."""
+    kept = (sizes.kernel_size - 1) * sizes.channels
+    shape = sizes.num_heads, sizes.state_size, sizes.head_dim
+    return Mamba2State(part[:kept].reshape(-1, sizes.channels), part[kept:].reshape(shape))

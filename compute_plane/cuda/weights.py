@@ -86,7 +86,22 @@ class DeviceConvolution(DeviceRecurrence):
     """
 
 
-Mixer: TypeAlias = DeviceAttention | DeviceDeltaNet | DeviceConvolution
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceMamba2(DeviceRecurrence):
+    """Mamba-2: `kernels.reference.mamba2`.
+
+    `inputs`: C + H·P + H outputs: x, b, c before the convolution, z, d. All float32: `bias`, [C];
+    `rates`, `time_bias`, `skips`, [H]; `norm`, [H·P].
+    """
+
+    bias: Tensor
+    rates: Tensor
+    time_bias: Tensor
+    skips: Tensor
+    norm: Tensor
+
+
+Mixer: TypeAlias = DeviceAttention | DeviceDeltaNet | DeviceConvolution | DeviceMamba2
 """What lets a token see those before it."""
 
 

@@ -27,10 +27,11 @@ from kernels.cpu.catalogue import (
     ATTENTION,
     ROPE_WRITE,
     gate_attended,
+    joint_norms,
     merge_attention,
     rope_angles,
 )
-from kernels.cpu.operands import Attention, AttentionGate, RopeAngles, RopeWrite
+from kernels.cpu.operands import Attention, AttentionGate, JointNorms, RopeAngles, RopeWrite
 from kernels.cpu.operation import StepWord
 
 if TYPE_CHECKING:
@@ -98,10 +99,32 @@ class AttentionRecords:
             attention_scratch_bytes(spec.head_dim, rows_per_item(group)),
         )
 
-    def rope_write(self, index: int, layer: PackedAttention, epsilon: int) -> int:
+    def rope_write(self, index: int, layer: PackedAttention, epsilon: int) -> list[int]:
         """Rotate queries and keys, and write keys and values. `epsilon`: of norms of heads."""
+        if layer.head_norms is None or not self._spec.norms_heads_together:
+            return [self._rope_write(index, layer, layer.head_norms, epsilon)]
+        norms = self._joint_norms(layer.head_norms, epsilon)
+        return [norms, self._rope_write(index, layer, None, epsilon)]
+
+    def _joint_norms(self, norms: tuple[int, int], epsilon: int) -> int:
+        return self._table.add(
+            joint_norms,
+            StepWord.TOKEN_CHUNKS,
+            {
+                JointNorms.QKV: self._qkv,
+                JointNorms.QUERY_SIZE: self._spec.query_size,
+                JointNorms.KEY_SIZE: self._spec.kv_size,
+                JointNorms.QUERY_NORM: norms[0],
+                JointNorms.KEY_NORM: norms[1],
+                JointNorms.EPSILON: epsilon,
+            },
+        )
+
+    def _rope_write(
+        self, index: int, layer: PackedAttention, head_norms: tuple[int, int] | None, epsilon: int
+    ) -> int:
         spec, layout = self._spec, self._pool.layout
-        query_norm, key_norm = layer.head_norms or (0, 0)
+        query_norm, key_norm = head_norms or (0, 0)
         cosines, sines = self._angles_of(self._first_layer + index)
         return self._table.add(
             ROPE_WRITE[layout.dtype],

@@ -209,7 +209,7 @@ class LlamaTable:
         write = [
             *products.rows(*self._read(layer.attn_norm, mixer.qkv)),
             *products.beside_each_other(mixer.qkv, self._projected, self._heads_width),
-            attention.rope_write(index, mixer, self._epsilon()),
+            *attention.rope_write(index, mixer, self._epsilon()),
         ]
         read = attention.attend(index, mixer)
         if mixer.gate is not None:  # its rows are the piece's, so they are made when it is read

@@ -137,7 +137,8 @@ class PackedAttention:
     """Attention of a layer. `o`: of what it gives.
 
     `qkv`: columns q, k, v, in one matrix or several, as in `PackedMlp`. `qkv_bias`: address of
-    float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and for key heads. `o_bias`:
+    float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and for key heads
+    (normalised together: [H·D] and [G·D]). `o_bias`:
     of float32 [hidden]; `sinks`: of float32 [H], in powers of 2. `gate`: [H·D, hidden], whose
     sigmoid multiplies what attention gives. None where the architecture has none.
     """

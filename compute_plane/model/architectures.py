@@ -15,28 +15,30 @@ class Architecture:
     `title`: its name for people. `has_qkv_bias`: the products that give queries, keys and values
     have biases; `may_lack_qkv_bias`: unless a model has none. `has_head_norms`: every query and key
     head is normalised (RMSNorm, one weight for all query heads and one for all key heads of a
-    layer) before it is rotated; `may_lack_head_norms`: unless a model has none. `turns_neighbours`:
-    in which files the rows of queries and keys lie so that neighbouring elements of a head turn
-    together. `has_multipliers`: those of `compute_plane.model.multipliers`. `experts`: whether
-    layers have a mixture of experts in place of one MLP. `has_output_norms`: what attention and MLP
-    give is normalised before it is added to the hidden states; `has_input_norms`: what they read is
-    normalised. `has_sinks`: query heads have a score each beside those of tokens
-    (`kernels.reference.paged_attention`). `has_all_biases`: the products of what attention gives,
-    of the router and of experts have biases as well. `activation`: what gates the MLP, SiLU, GELU
-    (by tanh), or a clamped SwiGLU (`kernels.reference.clamped_mul`). `turns_in_windows`: of a model
-    with windows no layer without one turns its heads. `norms_begin_at_one`: directories have
-    weights of norms as what they are more than 1. `exceeds_float16`: hidden states are larger than
-    a float16 can be. `says_scaled_length`: files say how many positions there are after RoPE
-    scaling. `predicts_ahead`: files may have layers behind the last one that predict tokens further
-    on, which are left out. `gates_attention`: what attention gives is multiplied by the sigmoid of
-    a product of its own (in files its rows are behind each query head's). `is_in_gguf`: whether
-    GGUF files know the name.
+    layer) before it is rotated; `norms_heads_together`: not each by itself, but all query heads of
+    a token as one row, and all its key heads; `may_lack_head_norms`: unless a model has none.
+    `turns_neighbours`: in which files the rows of queries and keys lie so that neighbouring
+    elements of a head turn together. `has_multipliers`: those of `compute_plane.model.multipliers`.
+    `experts`: whether layers have a mixture of experts in place of one MLP. `has_output_norms`:
+    what attention and MLP give is normalised before it is added to the hidden states;
+    `has_input_norms`: what they read is normalised. `has_sinks`: query heads have a score each
+    beside those of tokens (`kernels.reference.paged_attention`). `has_all_biases`: the products of
+    what attention gives, of the router and of experts have biases as well. `activation`: what gates
+    the MLP, SiLU, GELU (by tanh), or a clamped SwiGLU (`kernels.reference.clamped_mul`).
+    `turns_in_windows`: of a model with windows no layer without one turns its heads.
+    `norms_begin_at_one`: directories have weights of norms as what they are more than 1.
+    `exceeds_float16`: hidden states are larger than a float16 can be. `says_scaled_length`: files
+    say how many positions there are after RoPE scaling. `predicts_ahead`: files may have layers
+    behind the last one that predict tokens further on, which are left out. `gates_attention`: what
+    attention gives is multiplied by the sigmoid of a product of its own (in files its rows are
+    behind each query head's). `is_in_gguf`: whether GGUF files know the name.
     """
 
     title: str
     has_qkv_bias: bool = False
     may_lack_qkv_bias: bool = False
     has_head_norms: bool = False
+    norms_heads_together: bool = False
     may_lack_head_norms: bool = False
     turns_neighbours: Literal["never", "in GGUF", "always"] = "never"
     has_multipliers: bool = False
@@ -78,6 +80,13 @@ ARCHITECTURES: Final = {
         has_output_norms=True,
         has_input_norms=False,
         turns_in_windows=True,
+    ),
+    "olmo2": Architecture(
+        "OLMo 2",
+        has_head_norms=True,
+        norms_heads_together=True,
+        has_output_norms=True,
+        has_input_norms=False,
     ),
     "smollm3": Architecture("SmolLM3", turns_neighbours="in GGUF"),
     "granite": Architecture("Granite", turns_neighbours="in GGUF", has_multipliers=True),

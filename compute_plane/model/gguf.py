@@ -12,7 +12,7 @@ from compute_plane.model import layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
-from compute_plane.model.gguf_gemma import with_gemma
+from compute_plane.model.gguf_gemma import LOCAL_BASE, with_gemma
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_kv_heads import gguf_num_kv_heads
 from compute_plane.model.gguf_metadata import GgufMetadata
@@ -31,7 +31,7 @@ from compute_plane.model.spec import (
 )
 from compute_plane.model.tensor import RawTensor
 from compute_plane.model.tensor_parts import part_of
-from compute_plane.model.windows import turning_in_windows, with_windows
+from compute_plane.model.windows import turning_in_windows, turning_unscaled, with_windows
 
 PHI3 = "phi3"
 GLM4 = "glm4"
@@ -60,6 +60,7 @@ HAS_ROPE = "rope.scaling.finetuned"
 """A file of Granite where it says no has no rotary positions at all."""
 OF_GRANITE = ("granite", "granitemoe", "granitehybrid")
 GEMMA3 = "gemma3"
+OLMO2 = "olmo2"
 FIRST_BIAS = layout.layer_tensor(0, layout.QUERY, layout.BIAS)
 FIRST_HEAD_NORM = layout.layer_tensor(0, layout.QUERY_NORM)
 SUPPORTED = tuple(name for name, kind in ARCHITECTURES.items() if kind.is_in_gguf)
@@ -82,7 +83,7 @@ def read_gguf_spec(
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
             "Qwen3, Qwen3-VL, Qwen3-Next, Qwen3.5, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, "
-            "Seed-OSS, EXAONE 4, SmolLM3, Granite, Gemma 3, LFM2, gpt-oss)",
+            "Seed-OSS, EXAONE 4, OLMo 2, SmolLM3, Granite, Gemma 3, LFM2, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -130,6 +131,10 @@ def read_gguf_spec(
     spec = with_windows(file.path, spec, window, layers, prefix + SLIDING_WINDOW)
     if ARCHITECTURES[architecture].turns_in_windows:
         spec = turning_in_windows(spec, window, layers)
+    if architecture == OLMO2 and window is not None:
+        theta = keys.number(prefix + LOCAL_BASE)
+        theta = spec.rope_theta if theta is None else theta
+        spec = turning_unscaled(spec, theta, frozenset(layers))
     if architecture == GEMMA3:
         spec = with_gemma(file.path, keys, prefix, spec, frozenset(layers))
     if ARCHITECTURES[architecture].has_multipliers:

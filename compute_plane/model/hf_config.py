@@ -17,10 +17,12 @@ from compute_plane.model.hf_model_types import (
     LFM2_MOE,
     MINISTRAL3,
     MODEL_TYPES,
+    OLMO3,
     PHI3,
     SMOLLM3,
     ModelType,
 )
+from compute_plane.model.hf_olmo3 import with_own_windows
 from compute_plane.model.hf_recurrence import config_recurrence
 from compute_plane.model.hf_rope import (
     OF_GPT_OSS,
@@ -75,7 +77,8 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     context_length = config.integer("max_position_embeddings")
     num_layers = config.integer("num_hidden_layers")
     head_dim = _head_dim(config, kind, hidden_size, num_heads)
-    turning = of_layer_type(config, FULL_ATTENTION) if model_type == GEMMA3 else config
+    has_types = model_type in (GEMMA3, OLMO3)
+    turning = of_layer_type(config, FULL_ATTENTION) if has_types else config
     if model_type in POSITIONS:
         turning = with_defaults(config, POSITIONS[model_type])
     scaling = rope_scaling(
@@ -121,6 +124,8 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     spec = with_windows(config.path, spec, window, layers, "sliding_window")
     if ARCHITECTURES[kind.architecture].turns_in_windows:
         spec = turning_in_windows(spec, window, layers)
+    if model_type == OLMO3:
+        spec = with_own_windows(config, spec, frozenset(layers))
     if model_type == GEMMA3:
         spec = with_gemma(config, spec, frozenset(layers))
     if ARCHITECTURES[kind.architecture].has_multipliers:

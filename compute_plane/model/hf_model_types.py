@@ -25,6 +25,8 @@ ERNIE_MOE = "ernie4_5_moe"
 SEED_OSS = "seed_oss"
 EXAONE4 = "exaone4"
 SMOLLM3 = "smollm3"
+OLMO2 = "olmo2"
+OLMO3 = "olmo3"
 GRANITE = "granite"
 GRANITE4 = "granitemoehybrid"
 GRANITE_MOE = "granitemoe"
@@ -96,6 +98,8 @@ MODEL_TYPES: Final = {
     ),
     SEED_OSS: ModelType("seed_oss", "SeedOssForCausalLM", num_kv_heads=8, head_dim=128),
     EXAONE4: ModelType("exaone4", "Exaone4ForCausalLM", num_kv_heads=32, rms_norm_eps=1e-5),
+    OLMO2: ModelType("olmo2", "Olmo2ForCausalLM", rms_norm_eps=1e-5),
+    OLMO3: ModelType("olmo2", "Olmo3ForCausalLM", rope_theta=500000.0, rms_norm_eps=1e-5),
     SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
     GRANITE: ModelType("granite", "GraniteForCausalLM"),
     GEMMA3: ModelType(

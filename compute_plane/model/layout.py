@@ -17,14 +17,14 @@ The canonical names are those of Hugging Face checkpoints.
     lm_head.weight (unless tied)                     output.weight             [V, hidden]
   Qwen2, GLM-4, Seed-OSS and some of GLM-4.5 have besides, and likewise of k and v [G·D]:
     model.layers.N.self_attn.q_proj.bias             blk.N.attn_q.bias         [H·D]
-  Qwen3, EXAONE 4, dots.llm1 and some of GLM-4.5 have besides:
+  Qwen3, EXAONE 4, dots.llm1 and some of GLM-4.5 have besides, and OLMo 2 of all heads, [H·D] and [G·D]:
     model.layers.N.self_attn.q_norm.weight           blk.N.attn_q_norm.weight  [D]
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
   gpt-oss has besides, with biases of q, k, v and o (….bias), a score of each query head:
     model.layers.N.self_attn.sinks.weight            blk.N.attn_sinks.weight   [H]
   Its GGUF files, Seed-OSS's, GLM-4.5's and Qwen3.5's call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its
   directories have other names for all but plain matrices (`stacked_experts`).
-  Gemma 3, GLM-4 and, in the place of the norms before attention and MLP, EXAONE 4 have:
+  Gemma 3, GLM-4 and, in the place of the norms before attention and MLP, EXAONE 4 and OLMo 2 have:
     model.layers.N.self_attn.output_norm.weight      blk.N.post_attention_norm.weight   [hidden]
     model.layers.N.mlp.output_norm.weight            blk.N.post_ffw_norm.weight         [hidden]
   In their directories these (of Gemma 3 the norm before the MLP, too) have names of their own (`DIRECTORY_NAMES`).
@@ -73,6 +73,10 @@ DOWN = "mlp.down_proj"
 MLP_OUTPUT_NORM = "mlp.output_norm"
 QKV = "self_attn.qkv_proj"
 GATE_UP = "mlp.gate_up_proj"
+_NORMS_BEHIND = {
+    ATTN_OUTPUT_NORM: "post_attention_layernorm",
+    MLP_OUTPUT_NORM: "post_feedforward_layernorm",
+}
 _LFM2_NAMES = {
     ATTN_NORM: "operator_norm",
     OUTPUT: "self_attn.out_proj",
@@ -95,10 +99,8 @@ DIRECTORY_NAMES: Mapping[str, Mapping[str, str]] = {
         MLP_NORM: "pre_feedforward_layernorm",
         MLP_OUTPUT_NORM: "post_feedforward_layernorm",
     },
-    "exaone4": {
-        ATTN_OUTPUT_NORM: "post_attention_layernorm",
-        MLP_OUTPUT_NORM: "post_feedforward_layernorm",
-    },
+    "exaone4": _NORMS_BEHIND,
+    "olmo2": _NORMS_BEHIND,
 }
 """What directories of an architecture call a role, where that is another name."""
 
@@ -275,12 +277,19 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         if mixture is not None:
             biases = expert_layout.bias_shapes(spec, mixture).items()
             shapes |= {layer_tensor(layer, role, BIAS): shape for role, shape in biases}
-        shapes |= dict.fromkeys(head_norms(spec, layer), (spec.head_dim,))
+        shapes |= zip(head_norms(spec, layer), _head_norm_shapes(spec), strict=False)
         shapes |= dict.fromkeys(output_norms(spec, layer), (hidden,))
     shapes[FINAL_NORM] = (hidden,)
     if not spec.tie_embeddings:
         shapes[LM_HEAD] = (spec.vocab_size, hidden)
     return shapes
+
+
+def _head_norm_shapes(spec: ModelSpec) -> list[tuple[int]]:
+    """Return the shapes of a layer's norms of query and key heads."""
+    if spec.norms_heads_together:
+        return [(spec.query_size,), (spec.kv_size,)]
+    return [(spec.head_dim,)] * 2
 
 
 def _feedforward_shapes(spec: ModelSpec, mixture: Mixture | None) -> dict[str, tuple[int, ...]]:

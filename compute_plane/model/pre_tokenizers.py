@@ -90,6 +90,7 @@ _QWEN2_SPLIT = WordSplit(_split(_QWEN2), normalizer={"type": "NFC"})
 WORD_SPLITS = {
     "gpt-2": _GPT2_SPLIT,
     "exaone4": _GPT2_SPLIT,
+    "olmo": _GPT2_SPLIT,
     "smollm": _DIGITS_THEN_GPT2,
     "starcoder": _DIGITS_THEN_GPT2,
     "refact": _DIGITS_THEN_GPT2,

@@ -188,6 +188,12 @@ class ModelSpec:
         return ARCHITECTURES[self.architecture].has_head_norms and not self.lacks_head_norms
 
     @property
+    def norms_heads_together(self) -> bool:
+        """Whether all query heads of a token are normalised as one row, and all its key heads."""
+        together = ARCHITECTURES[self.architecture].norms_heads_together
+        return together and self.has_head_norms
+
+    @property
     def has_output_norms(self) -> bool:
         """Whether what attention and MLP give is normalised before it is added."""
         return ARCHITECTURES[self.architecture].has_output_norms

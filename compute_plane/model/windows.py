@@ -44,6 +44,16 @@ def turning_in_windows(spec: ModelSpec, window: int | None, layers: Iterable[int
     return dataclasses.replace(spec, layers_without_rope=others)
 
 
+def turning_unscaled(spec: ModelSpec, theta: float, layers: frozenset[int]) -> ModelSpec:
+    """Return the spec of a model that has a base of its own in `layers`, and no scaling (OLMo 3).
+
+    Where that is what its other layers have, nothing changes.
+    """
+    if not layers or (spec.rope_scaling is None and theta == spec.rope_theta):
+        return spec
+    return dataclasses.replace(spec, local_rope_theta=theta, layers_with_local_rope=layers)
+
+
 def layers_of_period(period: int, num_layers: int) -> list[int]:
     """Return all layers but every `period`-th; all for 0."""
     return [layer for layer in range(num_layers) if period == 0 or (layer + 1) % period]

@@ -15,6 +15,7 @@ dismiss: Final = operation_named("step.dismiss")
 work: Final = operation_named("step.work")
 
 rope_angles: Final = operation_named("rope_write.rope_angles")
+joint_norms: Final = operation_named("joint_norms.joint_norms")
 merge_attention: Final = operation_named("attention.merge_attention")
 sample: Final = operation_named("sampling.sample")
 

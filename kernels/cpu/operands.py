@@ -163,6 +163,20 @@ class RopeWrite(IntEnum):
     GROWTH_LENGTH = 18
 
 
+class JointNorms(IntEnum):
+    """Operands of `joint_norms`; all rows the piece's."""
+
+    QKV = FIRST_OPERAND
+    """float32 [T, QUERY_SIZE + 2·KEY_SIZE]: of the values nothing changes."""
+    QUERY_SIZE = 3
+    KEY_SIZE = 4
+    QUERY_NORM = 5
+    """float32 [QUERY_SIZE]; KEY_NORM: [KEY_SIZE]."""
+    KEY_NORM = 6
+    EPSILON = 7
+    """The bits of a float32."""
+
+
 class EmbeddingRecord(IntEnum):
     """The operand words of an embedding's record."""
 

@@ -16,6 +16,11 @@
                        delta_rule_stages; recurrent_states: where those lie)
     gated_norm         what comes out of its heads, normalised and gated
     gated_convolution  tokens through the states of layers with a gated convolution
+                       (state_convolution)
+    mamba2_inputs      what a Mamba-2 layer makes of a token before its memory (state_convolution,
+                       step_sizes)
+    selective_scan     tokens through that (delta_rule_columns, delta_rule_stages)
+    gated_row_norm     what comes out of its heads, gated and normalised together
     gate_attended      what attention gave, gated
     adjust_logits      logit bias and penalties
     sampling           the token of each sample (largest_logits, sampling_weights,

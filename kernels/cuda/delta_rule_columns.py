@@ -20,10 +20,11 @@ column by column (c) and over all rows (d):
     out[c]      = Σ_d memory[d, c] · q[d]
 
 The first sum is of the memory before it has faded, so that the fading, which waits for nothing, can
-be done while the shuffles are under way. All of it is rounded as written, products fused where a
-sum stands beside them: the compiler has no choice that could differ from kernel to kernel. Columns
-do not know of each other, rows are summed in one order, so a column's bits are the same whatever
-warps are beside its own.
+be done while the shuffles are under way. Where nothing is recalled (Mamba-2), change[c] = β · v[c]
+and that sum is left out. All of it is rounded as written, products fused where a sum stands beside
+them: the compiler has no choice that could differ from kernel to kernel. Columns do not know of
+each other, rows are summed in one order, so a column's bits are the same whatever warps are beside
+its own.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class MemoryColumns:
     is_writer: DeviceFunction
 
 
-def make_memory_columns(key_size: int) -> MemoryColumns:
+def make_memory_columns(key_size: int, *, recalls: bool = True) -> MemoryColumns:
     """Return what a warp does with its columns, of Dk rows."""
     groups = row_groups(key_size)
     quads = 32 // groups  # lanes of a row
@@ -154,14 +155,17 @@ def make_memory_columns(key_size: int) -> MemoryColumns:
         load_floats(change, 0, staged, value_at + VECTOR * (lane & (quads - 1)))
         for c in range(VECTOR):
             sums[c] = float32(0)
-        for row in range(rows):
-            for c in range(VECTOR):
-                sums[c] = multiply_add(memory[row, c], keys[row // run, row % run], sums[c])
-        for bit in range(quad_bits, 5):
-            for c in range(VECTOR):
-                sums[c] = add_float32(sums[c], cuda.shfl_xor_sync(FULL_WARP, sums[c], 1 << bit))
+        if recalls:
+            for row in range(rows):
+                for c in range(VECTOR):
+                    sums[c] = multiply_add(memory[row, c], keys[row // run, row % run], sums[c])
+            for bit in range(quad_bits, 5):
+                for c in range(VECTOR):
+                    sums[c] = add_float32(sums[c], cuda.shfl_xor_sync(FULL_WARP, sums[c], 1 << bit))
         for c in range(VECTOR):
-            rest = multiply_add(-alpha, sums[c], change[0, c])
+            rest = change[0, c]
+            if recalls:
+                rest = multiply_add(-alpha, sums[c], rest)
             change[0, c] = multiply_float32(beta, rest)
             sums[c] = float32(0)
         for piece in range(pieces):

@@ -1,15 +1,17 @@
-"""What `delta_rule` copies to shared memory ahead of its tokens.
+"""What `delta_rule`, or `selective_scan`, copies to shared memory ahead of its tokens.
 
     of a token   │ q [Dk] │ k [Dk] │ v of the block's columns │ β, α, _, _ │
 
 q, k and v are copied vector by vector, by threads that are neighbours; β and α by a thread each.
 Where what comes out is normalised and gated, z of the head as well, in the step's dtype, and once
 the norm's weights. Tokens behind a row's end are not touched, nor is their place in the stage.
+
+What `selective_scan` has in these places: c, b, x of the block's columns, and Δ, α.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from numba import cuda, int32, int64
 
@@ -25,12 +27,41 @@ VECTOR: Final = 4
 """Floats that are copied at once."""
 
 
+class Staged(Protocol):
+    """What a variant says of a block's stages."""
+
+    @property
+    def key_size(self) -> int:
+        """Elements of a key."""
+        ...
+
+    @property
+    def value_size(self) -> int:
+        """Elements of a head."""
+        ...
+
+    @property
+    def columns(self) -> int:
+        """Columns of a head that a block has."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        ...
+
+    @property
+    def stage_tokens(self) -> int:
+        """Tokens that are copied together."""
+        ...
+
+
 def token_floats(key_size: int, columns: int) -> int:
     """Return what a token takes in a stage, in floats."""
     return 2 * key_size + columns + VECTOR
 
 
-def make_start_copies(variant: DeltaRuleVariant) -> DeviceFunction:
+def make_start_copies(variant: Staged) -> DeviceFunction:
     """Return start_copies, for all threads of a block."""
     key_size, value_size, columns = variant.key_size, variant.value_size, variant.columns
     threads, stage_tokens = variant.threads, variant.stage_tokens

@@ -3,18 +3,11 @@
     v    = b · x
     out  = c · Σ_j weight[j] · v[j]      over the last K tokens, the last one itself; each channel
 
-A thread takes one vector of channels of a token; what lies before a row's first token is in its
-state, or zero where the row is new (`recurrent_states`). Only the first K − 1 tokens of a row see
-its state, and one thread takes them all:
+A thread takes one vector of channels of a token, or of a row's first K − 1, and writes the states
+that it reads (`state_convolution`).
 
-    row     │ 0 … K − 2 │ K − 1 │ K │ K + 1 │ …
-    threads   one         one     …             of each vector; those of tokens 1 … K − 2 do nothing
-
-It alone reads the state of its channels, so it may write the new one in the same launch: the last
-K − 1 of v, of which a short row has some in its state. A decoding row is such a thread.
-
-v is rounded once, to float32, wherever it comes from; a sum begins with the oldest token, fused. So
-a token's bits are its own. Specification: `kernels.reference.gated_convolution`.
+v is rounded once, to float32, wherever it comes from. So a token's bits are its own. Specification:
+`kernels.reference.gated_convolution`.
 
 Weights, and which row a token is of, are read before the launch ahead has ended, and the states of
 rows that begin here are asked for: they wait for nobody.
@@ -34,13 +27,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64
 
-from kernels.cuda.instructions.early_launch import fetch_ahead, let_next_begin, wait_for_previous
+from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.elements import LOAD_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
-from kernels.cuda.instructions.exact_float32 import multiply_add, multiply_float32
+from kernels.cuda.instructions.exact_float32 import multiply_float32
 from kernels.cuda.plain_variants import VectorVariant
 from kernels.cuda.recurrent_states import VECTOR, WIDTHS, find_row
+from kernels.cuda.state_convolution import make_vector_convolution
 from kernels.cuda.variant import (
     STORAGE_TYPES,
     DeviceFunction,
@@ -55,7 +49,6 @@ PARTS: Final = 3
 """Of a token's projections: b, c, x."""
 READ_EARLY: Final = (3, 4, 5)
 """Of the arguments: weight, token_rows, rows."""
-FLOAT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +107,13 @@ def variants(*, every: bool) -> list[GatedConvolutionVariant]:
 
 def make_gated_convolution(variant: GatedConvolutionVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
-    width, threads = variant.width, variant.threads
+    threads, before = variant.threads, variant.width - 1
     length = VECTOR_LENGTHS[variant.dtype]
-    pieces, before = length // VECTOR, width - 1
-    num_pieces = width * pieces
-    load_vector, store_vector = LOAD_FLOATS[variant.dtype], STORE_FLOATS[variant.dtype]
-    load_floats, store_floats = LOAD_FLOATS["float32"], STORE_FLOATS["float32"]
-    load_product = _make_load_product(variant.dtype)
+    own = make_vector_convolution(
+        variant.dtype, variant.width, _make_load_product(variant.dtype), _make_gate(variant.dtype)
+    )
+    weight_rows, load_weights = own.weight_rows, own.load_weights
+    fetch_kept, convolve = own.fetch_kept, own.convolve
 
     def gated_convolution(
         out: Pointer,
@@ -149,76 +142,60 @@ def make_gated_convolution(variant: GatedConvolutionVariant) -> Callable[..., No
         is_here = place < count and (begins or place >= before)
         is_used = is_here and channel < channels
         kept = int64(state) * state_stride + layer_start
-        weights = cuda.local.array((num_pieces, VECTOR), float32)
+        weights = cuda.local.array((weight_rows, VECTOR), float32)
         if is_used:
-            for tap in range(width):
-                for i in range(pieces):
-                    at = int64(tap) * channels + channel + VECTOR * i
-                    load_floats(weights, tap * pieces + i, weight, at)
-        if is_here and begins and not is_new and cuda.threadIdx.x < before:
-            size = min(int32(threads * length), int32(channels - first_channel))
-            at = kept + int64(cuda.threadIdx.x) * channels + first_channel
-            fetch_ahead(states, at, uint32(FLOAT_BYTES * size))
+            load_weights(weights, weight, weight, channel, channels)
+        if is_here and begins and not is_new:
+            span = int32(threads * length)
+            fetch_kept(states, kept, first_channel, channels, span, cuda.threadIdx.x)
         wait_for_previous()
 
         if is_used:
-            taps = cuda.local.array((num_pieces, VECTOR), float32)
-            values = cuda.local.array((PARTS, length), float32)
-            num_tokens = int32(1)
-            if begins:
-                num_tokens = min(int32(count), int32(before))
-            for tap in range(before):
-                if not begins:
-                    row = (token + (tap - before)) * stride + channel
-                    load_product(taps, tap * pieces, values, projections, row, channels)
-                elif is_new:
-                    for n in range(length):
-                        taps[tap * pieces + n // VECTOR, n % VECTOR] = float32(0)
-                else:
-                    for i in range(pieces):
-                        at = kept + int64(tap) * channels + channel + VECTOR * i
-                        load_floats(taps, tap * pieces + i, states, at)
-            which = int32(0)
-            while which < num_tokens:
-                row = (token + which) * stride + channel
-                load_product(taps, before * pieces, values, projections, row, channels)
-                load_vector(values, 1, projections, row + channels)
-                for n in range(length):
-                    total = float32(0)
-                    for tap in range(width):
-                        i = tap * pieces + n // VECTOR
-                        total = multiply_add(taps[i, n % VECTOR], weights[i, n % VECTOR], total)
-                    values[1, n] = multiply_float32(values[1, n], total)
-                store_vector(out, (token + which) * channels + channel, values, 1)
-                for i in range(before * pieces):
-                    for n in range(VECTOR):
-                        taps[i, n] = taps[i + pieces, n]
-                which += int32(1)
-            if begins:
-                for tap in range(before):
-                    if count > before:
-                        row = (token + count + (tap - before)) * stride + channel
-                        load_product(taps, tap * pieces, values, projections, row, channels)
-                    for i in range(pieces):
-                        at = kept + int64(tap) * channels + channel + VECTOR * i
-                        store_floats(states, at, taps, tap * pieces + i)
+            target = token * channels + channel
+            convolve(
+                out, target, projections, stride, weights, states, kept, token, count, begins,
+                is_new, channel, channels,
+            )  # fmt: skip
 
     return gated_convolution
 
 
 def _make_load_product(dtype: str) -> DeviceFunction:
-    """Return the device function that makes a vector of v, in the rows of `taps` from `i` on."""
+    """Return what makes a vector of v: b · x, of which x lies 2·C behind b."""
     length, load_vector = VECTOR_LENGTHS[dtype], LOAD_FLOATS[dtype]
 
     @cuda.jit(device=True, inline="always")
     def load_product(
-        taps: Local, i: Scalar, values: Local, projections: Pointer, row: Scalar, channels: Scalar
+        taps: Local, i: Scalar, projections: Pointer, row: Scalar, channels: Scalar
     ) -> None:
-        """`row`: where the vector is in b; x lies 2·C behind that. `values`: rows 0 and 2 serve."""
+        values = cuda.local.array((2, length), float32)
         load_vector(values, 0, projections, row)
-        load_vector(values, 2, projections, row + 2 * int64(channels))
+        load_vector(values, 1, projections, row + 2 * int64(channels))
         for n in range(length):
-            product = multiply_float32(values[0, n], values[2, n])
+            product = multiply_float32(values[0, n], values[1, n])
             taps[i + n // VECTOR, n % VECTOR] = product
 
     return load_product
+
+
+def _make_gate(dtype: str) -> DeviceFunction:
+    """Return what writes sums · c, which lies C behind b."""
+    length = VECTOR_LENGTHS[dtype]
+    load_vector, store_vector = LOAD_FLOATS[dtype], STORE_FLOATS[dtype]
+
+    @cuda.jit(device=True, inline="always")
+    def gate(
+        out: Pointer,
+        target: Scalar,
+        sums: Local,
+        projections: Pointer,
+        row: Scalar,
+        channels: Scalar,
+    ) -> None:
+        gates = cuda.local.array((1, length), float32)
+        load_vector(gates, 0, projections, row + channels)
+        for n in range(length):
+            gates[0, n] = multiply_float32(gates[0, n], sums[0, n])
+        store_vector(out, target, gates, 0)
+
+    return gate

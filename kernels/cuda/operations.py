@@ -18,7 +18,10 @@ from kernels.cuda import (
     gate_mul,
     gated_convolution,
     gated_norm,
+    gated_row_norm,
+    joint_norms,
     logprobs,
+    mamba2_inputs,
     quantized_matmul,
     quantized_rows,
     rms_norm,
@@ -26,6 +29,7 @@ from kernels.cuda import (
     route_experts,
     router_logits,
     sampling,
+    selective_scan,
     short_convolution,
 )
 from kernels.cuda.variant import Variant
@@ -53,7 +57,10 @@ OPERATIONS: dict[str, Operation] = {
     "gate_mul": gate_mul,
     "gated_convolution": gated_convolution,
     "gated_norm": gated_norm,
+    "gated_row_norm": gated_row_norm,
+    "joint_norms": joint_norms,
     "logprobs": logprobs,
+    "mamba2_inputs": mamba2_inputs,
     "quantized_matmul": quantized_matmul,
     "quantized_rows": quantized_rows,
     "rms_norm": rms_norm,
@@ -61,6 +68,7 @@ OPERATIONS: dict[str, Operation] = {
     "route_experts": route_experts,
     "router_logits": router_logits,
     "sampling": sampling,
+    "selective_scan": selective_scan,
     "short_convolution": short_convolution,
 }
 

@@ -7,12 +7,14 @@ part begins at `layer_start`, the same in all of them:
     a layer   │ inputs [K − 1, C]        │ memory [Hv, Dk, Dv]            │
                 the last rows that went    of each value head, the
                 into the convolution,      columns neighbours; of
-                the oldest first           Gated DeltaNet alone
+                the oldest first           Mamba-2 [H, N, P]; of
+                                           convolutions none
 
 Array letters: T tokens of a step, R rows; K the width of the convolution, C its channels, a
 multiple of 32. Of Gated DeltaNet Hk, Hv key and value heads of Dk and Dv elements, both multiples
-of 32; C = 2·Hk·Dk + Hv·Dv, the channels of q, then k, then v. So every part begins at a multiple of
-128 bytes, if the array does.
+of 32; C = 2·Hk·Dk + Hv·Dv, the channels of q, then k, then v. Of Mamba-2 H heads of P elements, b
+and c of N, likewise; C = H·P + 2·N, of x, then b, then c. So every part begins at a multiple of 128
+bytes, if the array does.
 
 A row's tokens are neighbours in a step, in their order. `rows` int32 [R, 4] has of each row its
 first token, how many there are, its state, and 1 if it is new: then it begins with an empty state,

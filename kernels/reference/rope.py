@@ -27,13 +27,30 @@ class HeadChanges:
 
     `bias`: [(H + 2·G)·D], of a token's query, key and value heads. `norms`: [D] each, the weights
     of RMSNorm over a query head and over a key head; `eps`: of both. `growth`: [T], what queries of
-    each token are multiplied by when they have turned.
+    each token are multiplied by when they have turned. `are_joint`: norms are [H·D] and [G·D],
+    of all heads together (`normed_together`).
     """
 
     bias: Float32Array | None = None
     norms: tuple[Float32Array, Float32Array] | None = None
     eps: float = 0.0
     growth: Float32Array | None = None
+    are_joint: bool = False
+
+
+def normed_together(
+    qkv: Float32Array, norms: tuple[Float32Array, Float32Array], eps: float
+) -> None:
+    """Normalise all query heads of each token as one row, and all its key heads, in place.
+
+    `qkv`: [T, (H + 2·G)·D]. `norms`: [H·D] and [G·D], the weights of RMSNorm; `eps`: of both.
+    (OLMo Team 2024, 2 OLMo 2 Furious.)
+    """
+    first = 0
+    for weight in norms:
+        rows = qkv[:, first : first + len(weight)]
+        rms_norm(rows.copy(), weight, eps, rows)
+        first += len(weight)
 
 
 UNCHANGED: Final = HeadChanges()
@@ -62,9 +79,12 @@ def rope_write_kv(
     num_tokens, num_heads = out.shape[:2]
     if changes.bias is not None:
         qkv = qkv + changes.bias
+    if changes.norms is not None and changes.are_joint:
+        qkv = qkv.copy()
+        normed_together(qkv, changes.norms, changes.eps)
     heads = qkv.reshape(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
     queries, keys = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
-    if changes.norms is not None:
+    if changes.norms is not None and not changes.are_joint:
         queries = normed(queries, changes.norms[0], changes.eps)
         keys = normed(keys, changes.norms[1], changes.eps)
     out[:] = rotate(queries, cosines, sines)

@@ -35,6 +35,7 @@ from tests.compute_plane.executor.tiny_llama import (
     tiny_weights,
     with_convolutions,
     with_delta_net,
+    with_mamba2,
 )
 from tests.compute_plane.model.llama_weights import LlamaWeights
 from tests.devices import Target
@@ -82,8 +83,11 @@ KINDS = {
     "Gemma 3 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "DeltaNet in float32": ("float32", {}, "float32"),
     "DeltaNet in Q4_1": ("auto", {EVERY: Q4_1}, "bfloat16"),
+    "OLMo 2 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "LFM2 in float32": ("float32", {}, "float32"),
     "LFM2 in Q8_0": ("auto", {EVERY: Q8_0}, "bfloat16"),
+    "Mamba-2 in float32": ("float32", {}, "float32"),
+    "Mamba-2 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
 }
 
@@ -104,7 +108,7 @@ OF_WIDE_BLOCKS = ("Q4_K and Q6_K", "five bits", "mixture in Q4_K and Q6_K")
 @cache
 def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
     """Return the numbers and the weights of a kind's model."""
-    names = {"Qwen2": "qwen2", "Qwen3": "qwen3", "Gemma": "gemma3"}
+    names = {"Qwen2": "qwen2", "Qwen3": "qwen3", "Gemma": "gemma3", "OLMo ": "olmo2"}
     architecture = names.get(kind[:5], "llama")
     spec = replace(SPEC, architecture=architecture)
     if kind.startswith("mixture"):
@@ -124,6 +128,8 @@ def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
         spec = with_delta_net(replace(spec, num_layers=3))
     if kind.startswith("LFM2"):
         spec = with_convolutions(replace(spec, num_layers=3))
+    if kind.startswith("Mamba"):
+        spec = with_mamba2(replace(spec, num_layers=3))
     if kind in OF_WIDE_BLOCKS:
         spec = replace(spec, num_heads=4, hidden_size=256, intermediate_size=512)
     return spec, tiny_weights(spec)

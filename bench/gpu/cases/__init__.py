@@ -12,6 +12,7 @@ experts             mixtures: router logits, choosing, adding up
 expert_products     and their products
 delta_net           layers of Gated DeltaNet
 gated_convolution   layers with a gated convolution
+mamba2              layers of Mamba-2
 state_rows          rows of a step that go on from states
 logits              log-probabilities; bias and penalties
 """
@@ -31,6 +32,7 @@ from bench.gpu.cases import (
     experts,
     gated_convolution,
     logits,
+    mamba2,
     quantized_matmul,
     rope_write_kv,
     row_operations,
@@ -48,9 +50,12 @@ from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.gated_convolution import GatedConvolutionVariant
 from kernels.cuda.gated_norm import GatedNormVariant
+from kernels.cuda.gated_row_norm import GatedRowNormVariant
+from kernels.cuda.joint_norms import JointNormsVariant
 from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.logprob_sums import LogprobSumsVariant
 from kernels.cuda.logprobs import LogprobsVariant
+from kernels.cuda.mamba2_inputs import Mamba2InputsVariant
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from kernels.cuda.rms_norm import RmsNormVariant
@@ -60,6 +65,7 @@ from kernels.cuda.router_logits import RouterLogitsVariant
 from kernels.cuda.sampling import SamplingVariant
 from kernels.cuda.sampling_shortlist import SamplingShortlistVariant
 from kernels.cuda.sampling_weights import SamplingWeightsVariant
+from kernels.cuda.selective_scan import SelectiveScanVariant
 from kernels.cuda.short_convolution import ShortConvolutionVariant
 from kernels.cuda.variant import Variant
 
@@ -88,9 +94,12 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     GateAttendedVariant: row_operations.draw_gate_attended,
     GatedConvolutionVariant: gated_convolution.draw_cases,
     GatedNormVariant: row_operations.draw_gated_norm,
+    JointNormsVariant: row_operations.draw_joint_norms,
+    GatedRowNormVariant: mamba2.draw_row_norm,
     LargestLogitsVariant: sampling.draw_cases_of_a_launch,
     LogprobSumsVariant: logits.draw_logprob_sums,
     LogprobsVariant: logits.draw_logprobs,
+    Mamba2InputsVariant: mamba2.draw_inputs,
     QuantizedMatmulVariant: _quantized_products,
     QuantizedRowsVariant: quantized_matmul.draw_rows,
     RmsNormVariant: row_operations.draw_rms_norm,
@@ -100,6 +109,7 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     SamplingShortlistVariant: sampling.draw_cases_of_a_launch,
     SamplingVariant: sampling.draw_cases,
     SamplingWeightsVariant: sampling.draw_cases_of_a_launch,
+    SelectiveScanVariant: mamba2.draw_scan,
     ShortConvolutionVariant: delta_net.draw_short_convolution,
     GateMulVariant: row_operations.draw_gate_mul,
 }

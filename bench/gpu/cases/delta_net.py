@@ -12,8 +12,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
-from bench.gpu.cases.state_rows import Row, row_table, rows_with_tokens, token_rows, tokens_of
+from bench.gpu.case import Array, Case, Expected, Launch, poison, to_float64, to_stored
+from bench.gpu.cases.state_rows import (
+    Row,
+    judged,
+    row_table,
+    rows_with_tokens,
+    token_rows,
+    tokens_of,
+)
 from kernels.cuda.delta_rule import DeltaRuleVariant
 from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.recurrent_states import layer_floats, num_channels
@@ -103,11 +110,11 @@ class Layer:
             gates_of_heads = gated[some].reshape(out_of_heads.shape)
             out[some] = reference.gated_norm(out_of_heads, gates_of_heads, self.weights.norm, EPS)
         return {
-            "convolved": _expected("float32", convolved),
-            "step_sizes": _expected("float32", sizes),
-            "heads": _expected("float32", heads),
-            "out": _expected(self.dtype, out),
-            "states": _expected("float32", states),
+            "convolved": judged("float32", convolved),
+            "step_sizes": judged("float32", sizes),
+            "heads": judged("float32", heads),
+            "out": judged(self.dtype, out),
+            "states": judged("float32", states),
         }
 
     def _state(self, own: Array, row: Row) -> reference.DeltaNetState:
@@ -261,9 +268,3 @@ def _case(name: str, layer: Layer, written: Sequence[str], launches: tuple[Launc
     arrays = {one: array for one, array in layer.arrays().items() if one in named}
     expected = layer.expected()
     return Case(name, arrays, launches, {one: expected[one] for one in written})
-
-
-def _expected(dtype: str, values: Array) -> Expected:
-    """Judge by the dtype's tolerance, or its precision where values are large."""
-    largest = max(1.0, float(np.nanmax(np.abs(values))) / 4)
-    return Expected(dtype, np.asarray(values, np.float64), TOLERANCES[dtype] * largest)

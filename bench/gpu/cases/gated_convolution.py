@@ -12,8 +12,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
-from bench.gpu.cases.state_rows import Row, row_table, rows_with_tokens, token_rows, tokens_of
+from bench.gpu.case import Case, Launch, poison, to_float64, to_stored
+from bench.gpu.cases.state_rows import (
+    Row,
+    judged,
+    row_table,
+    rows_with_tokens,
+    token_rows,
+    tokens_of,
+)
 from kernels.cuda.gated_convolution import PARTS, GatedConvolutionVariant
 from kernels.cuda.instructions.elements import VECTOR_LENGTHS
 from kernels.reference.gated_convolution import gated_convolution
@@ -82,16 +89,10 @@ def draw_case(
             **{f"rows{step}": row_table(rows, step) for step in steps},
         }
         expected = {
-            "out": _expected(dtype, out),
-            "states": _expected("float32", expected_states),
+            "out": judged(dtype, out),
+            "states": judged("float32", expected_states),
         }
         return Case(name, arrays, tuple(launch(step) for step in steps), expected)
 
     part = case(f"{variant.name} in two steps", 0, 1)
     return dataclasses.replace(case(variant.name, None), part=(part, dict))
-
-
-def _expected(dtype: str, values: Array) -> Expected:
-    """Judge by the dtype's tolerance, or its precision where values are large."""
-    largest = max(1.0, float(np.nanmax(np.abs(values))) / 4)
-    return Expected(dtype, np.asarray(values, np.float64), TOLERANCES[dtype] * largest)

@@ -15,6 +15,7 @@ from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.instructions.elements import VECTOR_LENGTHS
+from kernels.cuda.joint_norms import JointNormsVariant
 from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.reference.delta_net import gate_attended, gated_norm
@@ -113,6 +114,36 @@ def draw_gated_norm(variant: GatedNormVariant, seed: int) -> list[Case]:
             },
             (Launch(variant, variant.grid(len(exact), num_heads), arguments),),
             {"out": _expected(variant.dtype, exact)},
+        )
+
+    return [_with_last_row(case(slice(None)), case(slice(-1, None)))]
+
+
+def draw_joint_norms(variant: JointNormsVariant, seed: int) -> list[Case]:
+    """Rows of magnitudes from 1e-3 to 30, and one of zeros; values are left as they are."""
+    rng = np.random.default_rng(seed)
+    sizes = variant.query_size, variant.key_size
+    width = sizes[0] + 2 * sizes[1]
+    magnitudes = np.array([[1.0], [1e-3], [0.0], [30.0]])
+    qkv = to_stored(variant.dtype, rng.standard_normal((4, width)) * magnitudes)
+    norms = [to_stored(variant.dtype, rng.uniform(0.5, 1.5, size)) for size in sizes]
+    eps = 1e-5
+
+    def case(rows: slice) -> Case:
+        exact = to_float64(variant.dtype, qkv[rows])
+        first = 0
+        for norm, size in zip(norms, sizes, strict=True):
+            part = exact[:, first : first + size]
+            normed: Array = np.empty((len(exact), size))
+            rms_norm(part, to_float64(variant.dtype, norm), eps, normed)
+            part[:] = normed
+            first += size
+        arguments = ("qkv", "query_norm", "key_norm", eps)
+        return Case(
+            variant.name,
+            {"qkv": qkv[rows].copy(), "query_norm": norms[0], "key_norm": norms[1]},
+            (Launch(variant, variant.grid(len(exact)), arguments),),
+            {"qkv": _expected(variant.dtype, exact)},
         )
 
     return [_with_last_row(case(slice(None)), case(slice(-1, None)))]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.gpu.case import Array
+from bench.gpu.case import TOLERANCES, Array, Expected
 from kernels.cuda.recurrent_states import ROW_NUMBERS
 
 
@@ -60,3 +60,9 @@ def token_rows(rows: Sequence[Row]) -> Array:
     """Return the row of each token; the padding's is an empty one."""
     counts = [row.num_tokens for row in rows]
     return np.repeat(np.arange(len(rows) + 1), [*counts, 1]).astype(np.int32)
+
+
+def judged(dtype: str, values: Array) -> Expected:
+    """Judge by the dtype's tolerance, or its precision where values are large."""
+    largest = max(1.0, float(np.nanmax(np.abs(values))) / 4)
+    return Expected(dtype, np.asarray(values, np.float64), TOLERANCES[dtype] * largest)

@@ -31,7 +31,7 @@ from tests.compute_plane.cuda.memory_order import HOST, Clock, MemoryOrder
 MEMORY_BYTES = 1 << 33
 
 WRITTEN = dict.fromkeys(
-    ("add_rms_norm", "delta_net", "gated_convolution", "rope_write_kv", "sample"), 2
+    ("add_rms_norm", "delta_net", "gated_convolution", "mamba2", "rope_write_kv", "sample"), 2
 )
 """Operations that write more than their first argument: how many."""
 WITHOUT_CONTENT = ("empty", "empty_like")

@@ -8,12 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from compute_plane.executor.interface import ExecutionBatch, GPUExecutor
-from compute_plane.model import delta_net_layout, layout, short_convolution_layout
+from compute_plane.model import (
+    delta_net_layout,
+    layout,
+    mamba2_layout,
+    short_convolution_layout,
+)
 from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.loader import LoadedModel
+from compute_plane.model.mamba2 import Mamba2
 from compute_plane.model.short_convolution import ShortConvolution
 from compute_plane.model.spec import Mixture
 from kernels.reference.gated_convolution import gated_convolution
+from kernels.reference.mamba2 import Mamba2State, Mamba2Weights, mamba2
 from tests.compute_plane.executor.tiny_llama import tiny_spec
 from tests.compute_plane.model.delta_net_forward import Forward
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -27,17 +34,33 @@ CONVOLUTIONS = ShortConvolution(96, 3, frozenset({0, 2}))
 LFM2 = replace(
     tiny_spec(quantisable=True), num_layers=4, architecture="lfm2", recurrence=CONVOLUTIONS
 )
+MAMBA2 = Mamba2(8, 32, 64, 4, 0.02, frozenset({0, 2}))
+# The architecture is one whose attention the forward pass below has: layers are what is computed.
+GRANITE4 = replace(tiny_spec(), num_layers=4, architecture="lfm2", recurrence=MAMBA2)
 SPECS = {
     "Qwen3.5": SPEC,
     "Qwen3.5 as GGUF files have it": TILED,
     "Qwen3-Next": replace(SPEC, architecture="qwen3next", mixture=MIXTURE),
     "LFM2": LFM2,
+    "Granite 4 H": GRANITE4,
 }
 PROMPTS: Sequence[Sequence[int]] = (range(3, 14), [20], [30, 31, 32], range(40, 47))
 
 
-class ConvolutionForward(Forward):
-    """Of models with gated convolutions, whose attention has no gates."""
+class UngatedForward(Forward):
+    """Of models whose attention has no gates."""
+
+    def _attention(self, layer: int, x: np.ndarray) -> np.ndarray:
+        return 2 * super()._attention(layer, x)  # sigmoid(0) of it
+
+    def _of(self, layer: int, role: str, part: str = layout.WEIGHT) -> np.ndarray:
+        if role == delta_net_layout.QUERY_GATE:
+            return np.zeros((self._spec.query_size, self._spec.hidden_size), np.float32)
+        return super()._of(layer, role, part)
+
+
+class ConvolutionForward(UngatedForward):
+    """Of models with gated convolutions."""
 
     def delta_net(self, layer: int, of: object, x: np.ndarray) -> np.ndarray:
         """Return what a layer has in place of attention makes of rows [T, hidden]."""
@@ -53,17 +76,33 @@ class ConvolutionForward(Forward):
         empty = np.zeros((of.kernel_size - 1, of.channels), np.float32)
         return gated_convolution((x @ inputs.T).astype(np.float32), taps, empty) @ out.T
 
-    def _attention(self, layer: int, x: np.ndarray) -> np.ndarray:
-        return 2 * super()._attention(layer, x)  # sigmoid(0) of it
 
-    def _of(self, layer: int, role: str, part: str = layout.WEIGHT) -> np.ndarray:
-        if role == delta_net_layout.QUERY_GATE:
-            return np.zeros((self._spec.query_size, self._spec.hidden_size), np.float32)
-        return super()._of(layer, role, part)
+class Mamba2Forward(UngatedForward):
+    """Of models with Mamba-2."""
+
+    def delta_net(self, layer: int, of: object, x: np.ndarray) -> np.ndarray:
+        """Return what a layer has in place of attention makes of rows [T, hidden]."""
+        assert isinstance(of, Mamba2)
+        own = mamba2_layout
+        rows = x @ np.concatenate([self._of(layer, own.IN_XBC), self._of(layer, own.IN_Z)]).T
+        vectors = [self._of(layer, own.MIXER, part) for part in (own.RATES, own.TIME_BIAS)]
+        weights = Mamba2Weights(
+            self._of(layer, own.CONVOLUTION),
+            self._of(layer, own.CONVOLUTION, layout.BIAS),
+            *vectors,
+            self._of(layer, own.MIXER, own.SKIPS),
+            self._of(layer, own.NORM),
+            of.norm_eps,
+        )
+        steps = x @ self._of(layer, own.IN_D).T
+        out = mamba2(rows, steps, weights, Mamba2State.empty(weights))
+        return out @ self._of(layer, own.OUT).T
 
 
 def forward_of(model: LoadedModel) -> Forward:
     """Return what computes a model by the formulas alone."""
+    if isinstance(model.spec.recurrence, Mamba2):
+        return Mamba2Forward(model)
     is_convolution = isinstance(model.spec.recurrence, ShortConvolution)
     return ConvolutionForward(model) if is_convolution else Forward(model)
 

@@ -28,7 +28,7 @@ from compute_plane.memory.sizing import Memory
 from compute_plane.model.spec import ModelSpec
 from planes.errors import ConfigError, ValidationError
 from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, cut_executor
-from tests.compute_plane.cuda.recurrent_models import LFM2, SPEC
+from tests.compute_plane.cuda.recurrent_models import GRANITE4, LFM2, SPEC
 from tests.compute_plane.cuda.torch_executors import tiny_model
 from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -47,6 +47,7 @@ MODELS = {
     "states first": with_layers(replace(SPEC, num_layers=4), 0, 1, 2),
     "states last": with_layers(replace(SPEC, num_layers=4), 1, 2, 3),
     "in turns": with_layers(replace(LFM2, num_layers=4), 0, 2),
+    "Mamba-2": GRANITE4,
 }
 
 

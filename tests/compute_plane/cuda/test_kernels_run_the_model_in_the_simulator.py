@@ -151,6 +151,7 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
         pytest.param("gemma3", "bfloat16", marks=pytest.mark.wide),
         pytest.param("gemma3", "float8", marks=pytest.mark.slow),
         pytest.param("exaone4", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("olmo2", "bfloat16", marks=pytest.mark.wide),
     ],
 )
 def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_token(

@@ -13,10 +13,13 @@ from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.state_pool import state_floats
 from compute_plane.executor.interface import BlockCopy, ExecutionBatch, StateCopy
 from kernels.reference.delta_net import DeltaNetState, DeltaNetWeights, delta_net
+from kernels.reference.mamba2 import Mamba2State, Mamba2Weights, mamba2
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.recurrent_models import (
     BLOCK_SIZE,
+    GRANITE4,
     LFM2,
+    MAMBA2,
     NUM_BLOCKS,
     PROMPTS,
     SIZES,
@@ -63,7 +66,7 @@ def test_logits_are_those_of_the_formulas_however_texts_are_cut(kind: str, chunk
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2"])
+@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2", "Granite 4 H"])
 def test_logits_are_those_of_the_cpu_engine(kind: str) -> None:
     spec = SPECS[kind]
     pool = pool_for(spec, NUM_BLOCKS, BLOCK_SIZE)
@@ -73,7 +76,7 @@ def test_logits_are_those_of_the_cpu_engine(kind: str) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2"])
+@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2", "Granite 4 H"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_steps_in_sixteen_bits_stay_near(dtype: torch.dtype, kind: str) -> None:
     exact = np.array(logits_behind(made(spec=SPECS[kind]), PROMPTS, [4]))
@@ -109,6 +112,36 @@ def test_gates_rounded_to_sixteen_bits_lose_no_more_than_their_rounded_inputs_ha
         assert lost[1] < 1.2 * lost[0] < 0.005 * np.sqrt(np.mean(exact**2))
 
 
+def test_steps_of_mamba2_rounded_to_sixteen_bits_lose_as_much_as_all_else_that_is_rounded() -> None:
+    """At most: so d may lie beside x, b, c and z, in one product."""
+    random, inputs, tokens = np.random.default_rng(0), 512, 300
+    heads, channels = 4, 4 * 32 + 2 * 64
+
+    def rounded(values: np.ndarray) -> np.ndarray:
+        return torch.from_numpy(values).bfloat16().float().numpy()
+
+    x, rows = (random.standard_normal((tokens, n), np.float32) for n in (inputs, channels))
+    for rate, bias, scale in ((-1, -5, 3), (-0.02, 0, 3), (-16, -7, 3), (-8, -4, 8)):
+        matrix = scale * random.standard_normal((inputs, heads), np.float32) / np.sqrt(inputs)
+        matrix, one = rounded(matrix.astype(np.float32)), np.ones(heads, np.float32)
+        weights = Mamba2Weights(
+            random.standard_normal((channels, 4), np.float32) / 2, np.zeros(channels, np.float32),
+            rate * one, bias * one, one, np.ones(4 * 32, np.float32), 1e-5,
+        )  # fmt: skip
+
+        def out(own: np.ndarray, steps: np.ndarray, of: Mamba2Weights) -> np.ndarray:
+            gated = np.concatenate([own, np.ones((tokens, 4 * 32), np.float32)], axis=1)
+            return mamba2(gated, steps, of, Mamba2State.empty(of))
+
+        exact = out(rows, x @ matrix, weights)
+        steps = rounded(x) @ matrix
+        lost = [
+            np.sqrt(np.mean((out(rounded(rows), d, weights) - exact) ** 2))
+            for d in (steps, rounded(steps))
+        ]
+        assert lost[1] < 2 * lost[0] < 0.012 * np.sqrt(np.mean(exact**2))
+
+
 def test_keys_and_values_are_of_the_layers_that_attend_and_states_of_the_others() -> None:
     executor = made()
     assert executor._pools.device.shape[1] == 2
@@ -118,9 +151,11 @@ def test_keys_and_values_are_of_the_layers_that_attend_and_states_of_the_others(
     executor = made(spec=LFM2)
     assert executor._pools.device.shape[1] == 2
     assert states_of(executor).shape == (NUM_STATES, 2 * 2 * LFM2.hidden_size)
+    floats = 3 * MAMBA2.channels + MAMBA2.num_heads * MAMBA2.head_dim * MAMBA2.state_size
+    assert states_of(made(spec=GRANITE4)).shape == (NUM_STATES, 2 * floats)
 
 
-@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2"])
+@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2", "Granite 4 H"])
 def test_company_and_the_order_of_rows_change_nothing(kind: str) -> None:
     """Three prompts, one of them a single token, beside a row that decodes."""
     found = []

@@ -187,6 +187,7 @@ def test_models_without_states_have_no_kernels_for_any() -> None:
     names = [variant.name for variant in operations_on(launcher, plain, {}, "bfloat16").variants]
     recurrent = (
         "short_convolution", "delta_rule", "gated_norm", "gate_attended", "gated_convolution",
+        "mamba2_inputs", "selective_scan", "gated_row_norm",
     )  # fmt: skip
     assert not [name for name in names if name.startswith(recurrent)]
     names = [variant.name for variant in operations_on(launcher, SPEC, {}, "bfloat16").variants]

@@ -22,7 +22,7 @@ from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, buil
 from compute_plane.memory.sizing import MIB, Memory
 from planes.errors import ConfigError
 from tests.compute_plane.cuda.metered_device import MeteredDriver, MeteredOperations
-from tests.compute_plane.cuda.recurrent_models import LFM2, SIZES
+from tests.compute_plane.cuda.recurrent_models import GRANITE4, LFM2, MAMBA2, SIZES
 from tests.compute_plane.cuda.recurrent_models import SPEC as LONG
 from tests.compute_plane.cuda.torch_executors import tiny_model
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -180,6 +180,15 @@ def test_working_memory_of_layers_with_convolutions_is_what_they_read_and_give()
     spec = replace(LFM2, intermediate_size=32, num_heads=2)
     one, two = (working_bytes(spec, 4, tokens) for tokens in (1000, 2000))
     assert two - one == 1000 * 4 * (4 + 3 + 1) * spec.hidden_size
+
+
+def test_working_memory_of_layers_with_mamba2_has_what_its_launches_leave_each_other() -> None:
+    one, two = (working_bytes(GRANITE4, 2, tokens) for tokens in (1000, 2000))
+    inner, heads = MAMBA2.inner_size, MAMBA2.num_heads
+    inputs = MAMBA2.channels + inner + heads
+    floats = MAMBA2.channels + 2 * heads + inner
+    elements = 4 * GRANITE4.hidden_size + inputs + inner
+    assert two - one == 1000 * (2 * elements + 4 * floats)
 
 
 def test_nothing_is_swapped(capsys: pytest.CaptureFixture[str]) -> None:

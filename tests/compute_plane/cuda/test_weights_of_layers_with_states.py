@@ -12,15 +12,30 @@ from compute_plane.cuda.dense_kernels import DenseKernels
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.matrices import DenseMatrix, Projection, QuantizedMatrix
 from compute_plane.cuda.weight_plan import plan_weights
-from compute_plane.cuda.weights import DeviceAttention, DeviceConvolution, DeviceDeltaNet
+from compute_plane.cuda.weights import (
+    DeviceAttention,
+    DeviceConvolution,
+    DeviceDeltaNet,
+    DeviceMamba2,
+)
 from compute_plane.errors import DeviceUnavailableError
-from compute_plane.model import delta_net_layout, layout, short_convolution_layout
+from compute_plane.model import (
+    delta_net_layout,
+    layout,
+    mamba2_layout,
+    short_convolution_layout,
+)
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.steps_on_kernels import Formats
 from tests.compute_plane.cuda.test_products_of_a_layer import EPS, SIZE, Recording, dense, drawn
 from tests.compute_plane.cuda.torch_executors import tiny_model, tiny_plan
-from tests.compute_plane.executor.tiny_llama import tiny_spec, with_convolutions, with_delta_net
+from tests.compute_plane.executor.tiny_llama import (
+    tiny_spec,
+    with_convolutions,
+    with_delta_net,
+    with_mamba2,
+)
 
 CPU = torch.device("cpu")
 SPEC = with_delta_net(tiny_spec(quantisable=True))
@@ -175,6 +190,59 @@ def test_there_are_kernels_for_the_products_of_convolutions() -> None:
     qkv = LFM2.query_size + 2 * LFM2.kv_size
     assert {("rounded", qkv), ("rounded", 3 * CHANNELS), ("added", CHANNELS)} <= found
     assert any(variant.normalises for variant in kernels.variants)
+
+
+GRANITE4 = with_mamba2(tiny_spec(quantisable=True))
+XBC, INNER, HEADS = 256 + 2 * 64, 256, 8
+
+
+@pytest.mark.parametrize(
+    ("formats", "expected"),
+    [
+        ({}, [("dense", XBC + INNER + HEADS)]),
+        ({"": Q4_1}, [("Q4_1", XBC + INNER + HEADS)]),
+        ({"in_proj_d": F32, "": Q8_0}, [("Q8_0", XBC + INNER), ("dense", HEADS)]),
+    ],
+    ids=["dense", "quantised", "d apart"],
+)
+def test_mamba2_has_two_products_and_vectors_in_float32(
+    formats: Formats, expected: list[tuple[str, int]]
+) -> None:
+    plan = tiny_plan(GRANITE4, torch.bfloat16, formats)
+    mixer = plan.place(CPU).layers[0].mixer
+    assert isinstance(mixer, DeviceMamba2)
+    assert [
+        (part.format if isinstance(part, QuantizedMatrix) else "dense", part.num_outputs)
+        for part in mixer.inputs.parts
+    ] == expected
+    assert mixer.o.num_outputs == GRANITE4.hidden_size
+    assert mixer.o_bias is None
+    source, own = tiny_model(GRANITE4).source, mamba2_layout
+
+    def stored(role: str, part: str = layout.WEIGHT) -> np.ndarray:
+        return source.tensor(layout.layer_tensor(0, role, part)).to_float32()
+
+    assert mixer.convolution.is_contiguous()
+    np.testing.assert_array_equal(mixer.convolution, stored(own.CONVOLUTION).T)
+    vectors = {
+        (own.CONVOLUTION, layout.BIAS): mixer.bias,
+        (own.MIXER, own.RATES): mixer.rates,
+        (own.MIXER, own.TIME_BIAS): mixer.time_bias,
+        (own.MIXER, own.SKIPS): mixer.skips,
+        (own.NORM, layout.WEIGHT): mixer.norm,
+    }
+    for name, vector in vectors.items():
+        np.testing.assert_array_equal(vector, stored(*name))
+    held = mixer.convolution.nbytes + sum(vector.nbytes for vector in vectors.values())
+    held += mixer.inputs.num_bytes + mixer.o.num_bytes
+    planned = plan.layers[0].mixer
+    assert held == sum(one.num_bytes for one in (*planned.matrices, *planned.vectors))
+
+
+def test_there_are_kernels_for_the_products_of_mamba2() -> None:
+    kernels = DenseKernels(SimulatedLauncher(runs=False), GRANITE4, "bfloat16")
+    found = {(writes, outputs) for writes, outputs, _ in kernels._products}
+    assert {("rounded", XBC + INNER + HEADS), ("added", GRANITE4.hidden_size)} <= found
 
 
 def test_a_kind_of_layers_that_is_not_written_for_tensors_is_refused() -> None:

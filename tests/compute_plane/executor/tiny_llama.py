@@ -14,7 +14,7 @@ from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool
 from compute_plane.memory.state_pool import make_states
-from compute_plane.model import delta_net_layout, layout
+from compute_plane.model import delta_net_layout, layout, mamba2_layout
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.expert_layout import (
@@ -24,6 +24,7 @@ from compute_plane.model.expert_layout import (
     shared_shapes,
 )
 from compute_plane.model.loader import LoadedModel
+from compute_plane.model.mamba2 import Mamba2
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.recurrence_layout import CONVOLUTIONS, recurrence_shapes
 from compute_plane.model.rope_scaling import RopeScaling
@@ -88,6 +89,12 @@ def with_convolutions(spec: ModelSpec, architecture: str = "lfm2") -> ModelSpec:
     return replace(spec, architecture=architecture, recurrence=convolutions)
 
 
+def with_mamba2(spec: ModelSpec, architecture: str = "granitehybrid") -> ModelSpec:
+    """Return a shape whose last layer attends; those before it have Mamba-2."""
+    layers = frozenset(range(spec.num_layers - 1))
+    return replace(spec, architecture=architecture, recurrence=Mamba2(8, 32, 64, 4, 1e-6, layers))
+
+
 def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
     """Return weights of a size at which logits differ clearly from token to token."""
     random = np.random.default_rng(seed)
@@ -104,7 +111,9 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
         heads = ("query_norm", "key_norm")
         found = {name: matrix(n) * 4 for name, n in sizes.items()} if spec.has_qkv_bias else {}
         if spec.has_head_norms:
-            found |= {name: norm(spec.head_dim) for name in heads}
+            together = (spec.query_size, spec.kv_size)
+            widths = together if spec.norms_heads_together else (spec.head_dim,) * 2
+            found |= {name: norm(width) for name, width in zip(heads, widths, strict=True)}
         if spec.has_output_norms:
             found |= {"attn_output_norm": norm(), "mlp_output_norm": norm()}
         return found
@@ -242,7 +251,9 @@ def model_in_memory(
 
 def _format_of(name: str, formats: Mapping[str, TensorFormat]) -> TensorFormat:
     """Return the format a tensor is stored in: by the part of its name that `formats` has."""
-    vectors = (layout.BIAS, delta_net_layout.RATES, delta_net_layout.TIME_BIAS)
+    vectors = (
+        layout.BIAS, delta_net_layout.RATES, delta_net_layout.TIME_BIAS, mamba2_layout.SKIPS,
+    )  # fmt: skip
     parts = ("norm", layout.SINKS, *CONVOLUTIONS)
     if name.endswith(vectors) or any(part in name for part in parts):
         return TensorFormat.F32

@@ -109,6 +109,7 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
         "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
         "exaone4": GGUF_PARTS_OF_GEMMA,
+        "olmo2": GGUF_PARTS_OF_GEMMA,
         "qwen35": GGUF_PARTS_OF_QWEN35,
         "qwen35moe": GGUF_PARTS_OF_QWEN35,
         "qwen3next": GGUF_PARTS_OF_QWEN35,

@@ -22,10 +22,10 @@ class LlamaLayer:
     `attn_norm`, `mlp_norm`: [hidden]. `q`: [H·D, hidden], `k`, `v`: [G·D, hidden],
     `o`: [hidden, H·D]. `gate`, `up`: [intermediate, hidden], `down`: [hidden, intermediate].
     The rows of `q` and `k` are in the half-split order (`compute_plane.model.rope`). The biases are
-    Qwen2's, [H·D] and [G·D]; `query_norm`, `key_norm`, [D], Qwen3's; `attn_output_norm`,
-    `mlp_output_norm`, [hidden], Gemma 3's. `mixture`: router and experts by their roles
-    (`compute_plane.model.expert_layout`), in place of `gate`, `up` and `down`. `named`: what else
-    a layer has, by canonical names.
+    Qwen2's, [H·D] and [G·D]; `query_norm`, `key_norm`, [D], Qwen3's, as wide as the biases OLMo
+    2's; `attn_output_norm`, `mlp_output_norm`, [hidden], Gemma 3's. `mixture`: router and experts
+    by their roles (`compute_plane.model.expert_layout`), in place of `gate`, `up` and `down`.
+    `named`: what else a layer has, by canonical names.
     """
 
     attn_norm: Float32Array

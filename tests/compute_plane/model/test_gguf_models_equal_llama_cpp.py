@@ -90,6 +90,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "gpt-oss": (
         {"architecture": "gpt_oss", "num_layers": 3}, {"attention.sliding_window": 6}, {},
     ),
+    "olmo2": ({"architecture": "olmo2"}, {}, {}),
+    "olmo3": (
+        {"architecture": "olmo2", "num_layers": 5}, {"attention.sliding_window": 6, **YARN}, {},
+    ),
     "lfm2": ({"of": Lfm2Model}, {}, {}),
     "lfm2 moe": ({"of": Lfm2Model, "architecture": "lfm2_moe"}, {}, {}),
     "granite 4": ({"of": Granite4Model}, {}, {}),

@@ -85,7 +85,7 @@ class TinyModel:
             }
             of_mlp = self._feedforward_shapes(layer)
             shapes |= {prefix + name: shape for name, shape in of_mlp.items()}
-            if self.architecture == "exaone4":
+            if self.architecture in ("exaone4", "olmo2", "olmo3"):
                 del shapes[prefix + "input_layernorm.weight"]
                 shapes[prefix + "post_feedforward_layernorm.weight"] = (hidden,)
             for fused, parts in FUSED.get(self.architecture, {}).items():
@@ -132,6 +132,11 @@ class TinyModel:
             self.architecture == "glm4_moe" and self.has_extras
         )
         found = dict.fromkeys(names if has_them else [], (self.head_dim,))
+        if self.architecture in ("olmo2", "olmo3"):
+            heads = self.num_heads, self.num_kv_heads
+            found = {
+                name: (count * self.head_dim,) for name, count in zip(names, heads, strict=True)
+            }
         if self.architecture == "gemma3":
             of_mlp = [f"{side}_feedforward_layernorm.weight" for side in ("pre", "post")]
             found |= dict.fromkeys(of_mlp, (self.hidden_size,))
@@ -152,6 +157,7 @@ class TinyModel:
             "qwen2_moe": "qwen2moe",
             "glm4_moe": "glm4moe",
             "ernie4_5_moe": "ernie4_5-moe",
+            "olmo3": "olmo2",
         }
         return names.get(self.architecture, self.architecture)
 

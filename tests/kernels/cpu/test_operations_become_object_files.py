@@ -44,7 +44,10 @@ def loaded(
     return Path(directory), names
 
 
-@pytest.mark.parametrize(("name", "operations"), [("amx", WITH_TILES), ("neon", FOR_ARM)])
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    [("neon", FOR_ARM), pytest.param("amx", WITH_TILES, marks=pytest.mark.wide)],
+)
 def test_operations_load_without_the_compiler_that_made_them(
     name: str, operations: list[str]
 ) -> None:

@@ -44,6 +44,7 @@ OF_ONE_MATRIX = [
 ]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("variant", OF_ONE_MATRIX, ids=lambda variant: variant.name)
 def test_weights_are_read_once_in_whole_sectors_and_no_banks_are_in_conflict(variant):
     num_outputs = PANELS * variant.panel_outputs

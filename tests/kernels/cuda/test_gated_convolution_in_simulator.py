@@ -12,14 +12,14 @@ from bench.gpu.cases import draw_cases
 from bench.gpu.cases.gated_convolution import draw_case
 from bench.gpu.cases.state_rows import Row
 from bench.gpu.numerics import check_case
-from kernels.cuda import gated_convolution
+from kernels.cuda import gated_convolution, state_convolution
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.gated_convolution import GatedConvolutionVariant
 from tests import ptx
 from tests.kernels.cpu.convolution_driver import Convolution
 from tests.kernels.cpu.delta_net_driver import Row as CpuRow
 from tests.kernels.cuda.compiled import replaced, run_compiled, text_of, without
-from tests.kernels.cuda.simulation import Source, simulate
+from tests.kernels.cuda.simulation import Source, Sources, simulate
 from tests.simt import Fault
 from tests.simt.memory import Spread
 
@@ -131,7 +131,12 @@ def check_far(run) -> None:
 
 # --- broken on purpose ----------------------------------------------------------------------------
 
-SOURCE = Source(gated_convolution, "make_gated_convolution", THREE, library=gated_convolution)
+SOURCE = Sources(
+    *(
+        Source(gated_convolution, "make_gated_convolution", THREE, library=library)
+        for library in (gated_convolution, state_convolution)
+    )
+)
 
 
 def two_blocks() -> Case:
@@ -158,16 +163,14 @@ def one_block() -> Case:
         (one_block, "(token + (tap - before)) * stride", "token * stride"),
         (one_block, "(token + count + (tap - before))", "(token + count - before)"),
         (one_block, "row + 2 * int64(channels)", "row + int64(channels)"),
-        (one_block, "load_vector(values, 1, projections, row + channels)",
-         "load_vector(values, 1, projections, row)"),
+        (one_block, "load_vector(gates, 0, projections, row + channels)",
+         "load_vector(gates, 0, projections, row)"),
         (one_block, "int64(state) * state_stride + layer_start", "int64(state) * state_stride"),
-        (one_block, "store_vector(out, (token + which) * channels",
-         "store_vector(out, token * channels"),
+        (one_block, "target + which * int64(channels)", "target"),
         (one_block, "row = (token + which) * stride", "row = token * stride"),
         (one_block, "taps[i + n // VECTOR, n % VECTOR] = product", "taps[i, n % VECTOR] = product"),
         (two_blocks, "cuda.blockIdx.y * threads * length", "0"),
-        (two_blocks, "min(int32(threads * length), int32(channels - first_channel))",
-         "int32(threads * length)"),
+        (two_blocks, "min(int32(span), int32(channels - channel))", "int32(span)"),
         (two_blocks, "wait_for_previous()\n\n", "\n"),
         (two_blocks, "wait_for_previous()\n\n",
          "if is_used:\n            wait_for_previous()\n\n"),

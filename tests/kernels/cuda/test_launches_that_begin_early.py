@@ -15,6 +15,7 @@ from bench.gpu.cases import attention_decode as decode_cases
 from bench.gpu.cases import delta_net as delta_net_cases
 from bench.gpu.cases import dense_matmul as dense_cases
 from bench.gpu.cases import gated_convolution as gated_convolution_cases
+from bench.gpu.cases import mamba2 as mamba2_cases
 from bench.gpu.cases import quantized_matmul as quantized_cases
 from bench.gpu.cases.state_rows import Row
 from bench.gpu.numerics import draw_cases
@@ -29,11 +30,15 @@ from kernels.cuda import (
     gate_mul,
     gated_convolution,
     gated_norm,
+    gated_row_norm,
+    joint_norms,
+    mamba2_inputs,
     quantized_matmul_tensor,
     rms_norm,
     rope_write_kv,
     route_experts,
     router_logits,
+    selective_scan,
     short_convolution,
 )
 from kernels.cuda.add_experts import AddExpertsVariant
@@ -52,6 +57,9 @@ from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.gated_convolution import GatedConvolutionVariant
 from kernels.cuda.gated_norm import GatedNormVariant
+from kernels.cuda.gated_row_norm import GatedRowNormVariant
+from kernels.cuda.joint_norms import JointNormsVariant
+from kernels.cuda.mamba2_inputs import Mamba2InputsVariant
 from kernels.cuda.operations import all_variants
 from kernels.cuda.quantized_formats import FORMATS, packed_bytes
 from kernels.cuda.quantized_kv import head_bytes
@@ -60,6 +68,7 @@ from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.route_experts import RouteExpertsVariant
 from kernels.cuda.router_logits import RouterLogitsVariant
+from kernels.cuda.selective_scan import SelectiveScanVariant
 from kernels.cuda.short_convolution import ShortConvolutionVariant
 from tests import ptx
 from tests.kernels.cuda.compiled import run_compiled, text_of, without
@@ -76,6 +85,10 @@ WIDE_DECODE = DecodeVariant("bfloat16", 256, 4, 16, None, True)
 CONVOLUTION = ShortConvolutionVariant("float16", 96, 64, 3)
 DELTA_RULE = DeltaRuleVariant("float16", 96, 64, 3, True)
 GATED_CONVOLUTION = GatedConvolutionVariant("bfloat16", 3)
+JOINT_NORMS = JointNormsVariant("bfloat16", 5120, 1024)
+MAMBA2_INPUTS = Mamba2InputsVariant("bfloat16", 4)
+SELECTIVE_SCAN = SelectiveScanVariant(64, 128)
+ROW_NORM = GatedRowNormVariant("bfloat16", 8192)
 MODULES = {
     GATED: dense_matmul_tensor,
     ADDED: dense_matmul_tensor,
@@ -96,6 +109,10 @@ MODULES = {
     GATED_CONVOLUTION: gated_convolution,
     GatedNormVariant("float32", 96): gated_norm,
     GateAttendedVariant("bfloat16"): gate_attended,
+    JOINT_NORMS: joint_norms,
+    MAMBA2_INPUTS: mamba2_inputs,
+    SELECTIVE_SCAN: selective_scan,
+    ROW_NORM: gated_row_norm,
 }
 PRODUCTS = {
     GATED: Source(dense_matmul_tensor, "make_dense_matmul", GATED),
@@ -105,10 +122,13 @@ PRODUCTS = {
 ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
 READS_EARLY = {
     DECODE: 2, WIDE_DECODE: 2, ROPE: 6, CONVOLUTION: 7, DELTA_RULE: 4, GATED_CONVOLUTION: 11,
+    JOINT_NORMS: 4, MAMBA2_INPUTS: 19, SELECTIVE_SCAN: 5, ROW_NORM: 7,
 }  # fmt: skip
 """A row's length and its first tile's block; position, slot, and two vectors each of two angles; a
 token's row, four numbers of that, a head's rate and bias; a row's numbers; a token's row, its
-numbers, two vectors each of three weights."""
+numbers, two vectors each of three weights; the same of four weights and a bias, or of a rate and a
+bias; a row's numbers and its head's skip; a token's row, first and last, four vectors of weights.
+"""
 LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 
 
@@ -125,6 +145,10 @@ def small_case(variant) -> Case:
         return decode_cases.draw_case(variant, (19, 0), num_kv_heads=1, window=window)
     if isinstance(variant, GatedConvolutionVariant):
         return gated_convolution_cases.draw_case(variant, (Row(3, False, 1, 0),), 64, seed=0)
+    if isinstance(variant, Mamba2InputsVariant):
+        return mamba2_cases.inputs_case(variant, (Row(3, False, 1, 0),), (8, 32, 32), 0)
+    if isinstance(variant, SelectiveScanVariant):
+        return mamba2_cases.scan_case(variant, (Row(3, False, 1, 0),), 1, 0)
     if isinstance(variant, DeltaRuleVariant):
         rows = (Row(3, False, 1, 0), Row(1, True, 0, 0))
         return delta_net_cases.layer_case(variant, rows, 0, heads=(1, 2))
@@ -297,6 +321,7 @@ def test_text_is_fitted_to_what_the_device_has(variant):
     "variant",
     [
         *(GATED, DECODE, WIDE_DECODE, ROPE, CONVOLUTION, DELTA_RULE, GATED_CONVOLUTION),
+        *(MAMBA2_INPUTS, SELECTIVE_SCAN, ROW_NORM),
         pytest.param(MINIMA, marks=pytest.mark.slow),
     ],
     ids=lambda one: one.name,
