@@ -25,7 +25,9 @@ from tests.compute_plane.executor.tiny_llama import (
     model_in_memory,
     tiny_spec,
     tiny_weights,
+    with_convolutions,
     with_delta_net,
+    with_mamba2,
 )
 from tests.devices import Target
 from tests.judging import Judge, Said
@@ -33,8 +35,10 @@ from tests.properties.executor_plane import MAX_SLOTS, NUM_STATES, ExecutorPlane
 
 SPEC = tiny_spec(head_dim=KERNEL_HEAD_DIM)
 MODEL = model_in_memory(SPEC, tiny_weights(SPEC))
-RECURRENT = with_delta_net(tiny_spec(quantisable=True, head_dim=KERNEL_HEAD_DIM))
-RECURRENT_MODEL = model_in_memory(RECURRENT, tiny_weights(RECURRENT))
+RECURRENT = {
+    "DeltaNet": with_delta_net, "convolutions": with_convolutions, "Mamba-2": with_mamba2,
+}  # fmt: skip
+"""What layers have in place of attention, and what makes a model of it."""
 EOS = frozenset({0})
 MAX_LEN = 40
 SMALL_BLOCKS, LARGE_BLOCKS = (16, 4), (8, 16)
@@ -168,24 +172,34 @@ def test_a_crowd_in_a_small_pool_is_told_what_each_is_told_alone(target, executo
     check_crowd(target, executor, **crowd)
 
 
+@pytest.fixture(scope="module", params=RECURRENT)
+def recurrent(request: pytest.FixtureRequest) -> LoadedModel:
+    spec = RECURRENT[request.param](tiny_spec(quantisable=True, head_dim=KERNEL_HEAD_DIM))
+    return model_in_memory(spec, tiny_weights(spec))
+
+
 @pytest.fixture(scope="module")
-def recurrent(target: Target) -> Iterator[GPUExecutor]:
-    with executor_on(target, RECURRENT_MODEL) as made:
+def recurrent_executor(target: Target, recurrent: LoadedModel) -> Iterator[GPUExecutor]:
+    with executor_on(target, recurrent) as made:
         yield made
 
 
 @pytest.mark.wide
 @settings(usual, max_examples=20)
 @crowds
-def test_a_crowd_of_a_model_with_states_is_told_what_each_is_told_alone(target, recurrent, **crowd):
-    check_crowd(target, recurrent, model=RECURRENT_MODEL, **crowd)
+def test_a_crowd_of_a_model_with_states_is_told_what_each_is_told_alone(
+    target, recurrent, recurrent_executor, **crowd
+):
+    check_crowd(target, recurrent_executor, model=recurrent, **crowd)
 
 
 @pytest.mark.slow
 @settings(usual, max_examples=500)
 @crowds
-def test_hundreds_of_crowds_of_a_model_with_states_are_told_the_same(target, recurrent, **crowd):
-    check_crowd(target, recurrent, model=RECURRENT_MODEL, **crowd)
+def test_hundreds_of_crowds_of_a_model_with_states_are_told_the_same(
+    target, recurrent, recurrent_executor, **crowd
+):
+    check_crowd(target, recurrent_executor, model=recurrent, **crowd)
 
 
 @pytest.mark.slow
