@@ -102,6 +102,9 @@ ARCHITECTURES: Final = {
     "granitehybrid": Architecture(
         "Granite 4", turns_neighbours="in GGUF", has_multipliers=True, experts="may"
     ),
+    "granite_swa": Architecture(
+        "Granite with windows", turns_neighbours="in GGUF", has_multipliers=True, has_sinks=True
+    ),
     "mixtral": Architecture("Mixtral", experts="always", is_in_gguf=False),
     "qwen3moe": Architecture("Qwen3 MoE", has_head_norms=True, experts="always"),
     "qwen3vlmoe": Architecture("Qwen3-VL MoE", has_head_norms=True, experts="always"),

@@ -56,9 +56,11 @@ ATTENTION_SCALE = "attention.scale"
 LOGIT_SCALE = "logit_scale"
 MULTIPLIERS = (EMBEDDING_SCALE, RESIDUAL_SCALE, ATTENTION_SCALE, LOGIT_SCALE)
 """Keys of an architecture that has them; of others they are not supported."""
+ROPE_PATTERN = "attention.rope_pattern"
+"""Whether each layer has rotary positions."""
 HAS_ROPE = "rope.scaling.finetuned"
 """A file of Granite where it says no has no rotary positions at all."""
-OF_GRANITE = ("granite", "granitemoe", "granitehybrid")
+OF_GRANITE = ("granite", "granitemoe", "granitehybrid", "granite_swa")
 GEMMA3 = "gemma3"
 OLMO2 = "olmo2"
 FIRST_BIAS = layout.layer_tensor(0, layout.QUERY, layout.BIAS)
@@ -114,7 +116,9 @@ def read_gguf_spec(
         num_parameters=0,
         weight_format="",
         rotary_dim=_rotary_dim(file, keys, prefix, head_dim),
-        layers_without_rope=_layers_without_rope(keys, architecture, min(num_layers, MAX_LAYERS)),
+        layers_without_rope=_layers_without_rope(
+            file, keys, architecture, min(num_layers, MAX_LAYERS)
+        ),
         mixture=mixture,
         pooling=gguf_pooling(file.path, keys, prefix),
         lacks_qkv_bias=ARCHITECTURES[architecture].may_lack_qkv_bias
@@ -261,10 +265,20 @@ def _rotary_dim(file: GgufFile, keys: GgufMetadata, prefix: str, head_dim: int) 
     return None
 
 
-def _layers_without_rope(keys: GgufMetadata, architecture: str, num_layers: int) -> frozenset[int]:
+def _layers_without_rope(
+    file: GgufFile, keys: GgufMetadata, architecture: str, num_layers: int
+) -> frozenset[int]:
     """Return the layers in which no head turns."""
     if architecture == SMOLLM3:
         return frozenset(range(SMOLLM3_INTERVAL - 1, num_layers, SMOLLM3_INTERVAL))
+    if keys.has(f"{architecture}.{ROPE_PATTERN}"):
+        key = f"{architecture}.{ROPE_PATTERN}"
+        each = keys.booleans(key, MAX_LAYERS)
+        if each is None or len(each) != num_layers:
+            raise ModelFileError(
+                file.path, f"{key} must have an element for each of {num_layers} layers"
+            )
+        return frozenset(layer for layer, turns in enumerate(each) if not turns)
     if architecture in OF_GRANITE and keys.boolean(f"{architecture}.{HAS_ROPE}") is False:
         return frozenset(range(num_layers))
     return frozenset()

@@ -7,12 +7,14 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.exact_context import exact_length, with_long_contexts
 from compute_plane.model.hf_gemma import with_gemma
 from compute_plane.model.hf_granite4 import SHARED_SIZE, has_experts
+from compute_plane.model.hf_granite_swa import with_own_bases
 from compute_plane.model.hf_lfm2 import lfm2_intermediate_size, refuse_other_lfm2
 from compute_plane.model.hf_model_types import (
     GEMMA3,
     GLM4_MOE,
     GPT_OSS,
     GRANITE4,
+    GRANITE_SWA,
     LFM2,
     LFM2_MOE,
     MINISTRAL3,
@@ -124,6 +126,8 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     spec = with_windows(config.path, spec, window, layers, "sliding_window")
     if ARCHITECTURES[kind.architecture].turns_in_windows:
         spec = turning_in_windows(spec, window, layers)
+    if model_type == GRANITE_SWA:
+        spec = with_own_bases(config, spec)
     if model_type == OLMO3:
         spec = with_own_windows(config, spec, frozenset(layers))
     if model_type == GEMMA3:

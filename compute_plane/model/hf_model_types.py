@@ -30,6 +30,7 @@ OLMO3 = "olmo3"
 GRANITE = "granite"
 GRANITE4 = "granitemoehybrid"
 GRANITE_MOE = "granitemoe"
+GRANITE_SWA = "granite_swa"
 GEMMA3 = "gemma3_text"
 GPT_OSS = "gpt_oss"
 LFM2 = "lfm2"
@@ -112,6 +113,9 @@ MODEL_TYPES: Final = {
         activation=("hidden_activation", "gelu_pytorch_tanh"),
     ),
     GRANITE4: ModelType("granitehybrid", "GraniteMoeHybridForCausalLM"),
+    GRANITE_SWA: ModelType(
+        "granite_swa", "GraniteSWAForCausalLM", num_kv_heads=4, ties=True, rms_norm_eps=1e-5
+    ),
     MIXTRAL: ModelType(
         "mixtral", "MixtralForCausalLM", num_kv_heads=8, rope_theta=1e6, rms_norm_eps=1e-5
     ),

@@ -11,6 +11,7 @@ from compute_plane.model.hf_model_types import (
     EXAONE4,
     GEMMA3,
     GPT_OSS,
+    GRANITE_SWA,
     MINISTRAL3,
     MISTRAL,
     MIXTRAL,
@@ -44,10 +45,12 @@ WINDOWS: Final = {
     EXAONE4: 4096,
     OLMO3: 4096,
     GPT_OSS: 128,
+    GRANITE_SWA: 128,
 }
 """Model types that may have windows, and how long they are that do not say it; None: none."""
 PERIODS: Final = {GEMMA3: 6, EXAONE4: 4, OLMO3: 4, GPT_OSS: 2}
 """Of so many layers the last one has no window, where nothing is said."""
+GRANITE_PERIOD: Final = 4
 MAX_WINDOW_LAYERS: Final = {QWEN2: 28, QWEN2_MOE: 28, QWEN3: 28, DOTS1: 62}
 """From which layer on there are windows where nothing is said; of Qwen2-MoE up to which."""
 FULL_ATTENTION = "full_attention"
@@ -75,6 +78,8 @@ def read_windows(
     named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
     if named is not None:
         return window, named
+    if model_type == GRANITE_SWA:  # of so many layers the first one sees all
+        return window, [layer for layer in range(num_layers) if layer % GRANITE_PERIOD]
     if model_type == GPT_OSS:
         return window, layers_of_period(PERIODS[model_type], num_layers)
     if model_type == SMOLLM3:

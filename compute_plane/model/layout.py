@@ -20,8 +20,8 @@ The canonical names are those of Hugging Face checkpoints.
   Qwen3, EXAONE 4, dots.llm1 and some of GLM-4.5 have besides, and OLMo 2 of all heads, [H·D] and [G·D]:
     model.layers.N.self_attn.q_norm.weight           blk.N.attn_q_norm.weight  [D]
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
-  gpt-oss has besides, with biases of q, k, v and o (….bias), a score of each query head:
-    model.layers.N.self_attn.sinks.weight            blk.N.attn_sinks.weight   [H]
+  gpt-oss has besides, with biases of q, k, v and o (….bias), a score of each query head, and Granite with windows:
+    model.layers.N.self_attn.sinks.weight            blk.N.attn_sinks.weight   [H], in directories self_attn.sinks
   Its GGUF files, Seed-OSS's, GLM-4.5's and Qwen3.5's call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its
   directories have other names for all but plain matrices (`stacked_experts`).
   Gemma 3, GLM-4 and, in the place of the norms before attention and MLP, EXAONE 4 and OLMo 2 have:
@@ -201,6 +201,8 @@ def directory_name(spec: ModelSpec, canonical: str) -> str:
     """Return what a Hugging Face directory calls a canonical tensor."""
     if canonical == FINAL_NORM and spec.architecture in LAST_NORMS:
         return LAST_NORMS[spec.architecture][0]
+    if canonical.endswith(f".{SINKS}.{WEIGHT}") and not spec.has_all_biases:
+        return canonical.removesuffix(f".{WEIGHT}")
     for role, name in DIRECTORY_NAMES.get(spec.architecture, {}).items():
         if canonical.endswith(f".{role}.{WEIGHT}"):
             return canonical.replace(role, name)

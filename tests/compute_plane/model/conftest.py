@@ -33,7 +33,7 @@ GGUF_PARTS = {
 }
 
 
-TURNED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid")
+TURNED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "granite_swa")
 """Whose rows of queries and keys the converter turns."""
 NO_MATRICES = ("conv1d.weight", "conv.conv.weight", "mamba.norm.weight", "A_log", "mamba.D")
 GGUF_PARTS_OF_GLM = {
@@ -189,15 +189,8 @@ def write_gguf(
         matrix_kind = kind if is_matrix else GgmlType.F32
         is_given = stored is not None and name in stored
         rows, matrix_kind = stored[name] if is_given else (values, matrix_kind)
-        if model.in_gguf not in (
-            "llama",
-            "mistral3",
-            "smollm3",
-            "granite",
-            "granitemoe",
-            "granitehybrid",
-        ):
-            pass  # the rows of those alone are turned
+        if model.in_gguf not in TURNED:
+            pass
         elif name.endswith("q_proj.weight"):
             rows = interleave(rows, model.num_heads)
         elif name.endswith("k_proj.weight"):

@@ -94,6 +94,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "olmo3": (
         {"architecture": "olmo2", "num_layers": 5}, {"attention.sliding_window": 6, **YARN}, {},
     ),
+    "granite, windows": (
+        {"architecture": "granite_swa", "num_layers": 3},
+        MULTIPLIERS
+        | {
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": [False, True, True],
+            "attention.rope_pattern": [False, True, True],
+        },
+        {},
+    ),
     "lfm2": ({"of": Lfm2Model}, {}, {}),
     "lfm2 moe": ({"of": Lfm2Model, "architecture": "lfm2_moe"}, {}, {}),
     "granite 4": ({"of": Granite4Model}, {}, {}),
@@ -119,7 +129,9 @@ def test_logits_behind_a_prompt_are_those_of_llama_cpp(tiny, tmp_path: Path, nam
         for key, value in keys.items():
             full = f"{made.in_gguf}.{key}"
             writer.kv_data[0].pop(full, None)
-            if isinstance(value, str):
+            if isinstance(value, list):
+                writer.add_array(full, value)
+            elif isinstance(value, str):
                 writer.add_string(full, value)
             elif isinstance(value, int):
                 writer.add_uint32(full, value)

@@ -93,6 +93,7 @@ class TinyModel:
                 shapes[f"{prefix}{fused}_proj.weight"] = (rows, hidden)
             if self.architecture == "gpt_oss":
                 shapes[prefix + "self_attn.o_proj.bias"] = (hidden,)
+            if self.architecture in ("gpt_oss", "granite_swa"):
                 shapes[prefix + "self_attn.sinks"] = (self.num_heads,)
             if self.architecture in ("qwen2", "qwen2_moe", "glm4", "gpt_oss", "seed_oss") or (
                 self.architecture == "glm4_moe" and self.has_extras
@@ -201,6 +202,7 @@ class TinyModel:
         names = {
             "smollm3": "SmolLM3",
             "granitemoehybrid": "GraniteMoeHybrid",
+            "granite_swa": "GraniteSWA",
             "qwen3_moe": "Qwen3Moe",
             "granitemoe": "GraniteMoe",
             "gpt_oss": "GptOss",
