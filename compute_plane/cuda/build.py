@@ -14,7 +14,11 @@ from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.expert_products import waits_for_experts
 from compute_plane.cuda.experts import DeviceExperts
-from compute_plane.cuda.host_layers_build import build_with_host_layers, num_device_layers
+from compute_plane.cuda.host_layers_build import (
+    build_with_host_layers,
+    bytes_beside_states,
+    num_device_layers,
+)
 from compute_plane.cuda.pool_size import room_for_states, size_pools
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.state_pool import state_bytes
@@ -127,7 +131,8 @@ def build_on(
     weights = plan.place(device, context.num_threads)
     log.info("weights", format=plan.weight_format, dtype=plan.dtype, num_bytes=weights.num_bytes)
     log_conversions(weights.conversions)
-    room = room_for_states(context, driver)
+    beside = bytes_beside_states(context, driver, plan, pool_dtype)
+    room = room_for_states(context, driver, beside)
     num_slots, num_states = (0, 0) if room is None else (room.num_slots, room.num_states)
     if room is not None:  # a row goes on from its slot's state
         context = replace(context, max_rows=min(context.max_rows, num_slots))

@@ -24,7 +24,7 @@ from compute_plane.cuda.largest_step import (
     bytes_of_tables,
     run_largest_step,
 )
-from compute_plane.cuda.pool_size import GRAPH_SHARE
+from compute_plane.cuda.pool_size import GRAPH_SHARE, STATES_COUNTED
 from compute_plane.cuda.state_pool import state_bytes
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.errors import DeviceUnavailableError
@@ -52,19 +52,36 @@ def num_device_layers(
     """Return how many layers of the model run on the device: all without a limit.
 
     `weights`: of the whole model. A limit beyond what the device has left means that. Where the
-    pool sizes itself, all run there if the smallest pool finds room beside them, and a state, if
-    the model has any. Raises ConfigError if not one layer fits.
+    pool sizes itself, all run there if the smallest pool finds room beside them, and a state and
+    as much again, if the model has any. Raises ConfigError if not one layer fits.
     """
     limit, num_layers = _limit(context, driver), context.spec.num_layers
     if limit is None:
         return num_layers
-    least = context.block_demand.least if context.fills_memory else context.num_blocks
-    if _needs(context, driver, weights, pool_dtype, least).whole <= limit:
+    least = _least_blocks(context)
+    if _needs(context, driver, weights, pool_dtype, least, STATES_COUNTED).whole <= limit:
         return num_layers
     room = room_within_the_limit(context, driver)
     num_states = 1 if room is None else room.num_states
     needs = _needs(context, driver, weights, pool_dtype, context.num_blocks, num_states)
     return min(layers_within(needs, limit), num_layers - 1)
+
+
+def bytes_beside_states(
+    context: ExecutorContext, driver: Driver, weights: WeightPlan, pool_dtype: torch.dtype
+) -> int:
+    """Return what states leave within the limit for a step and the blocks there must be.
+
+    0 where there is no limit: what is left is found out then.
+    """
+    if context.gpu_memory_limit is None or context.spec.recurrence is None:
+        return 0
+    needs = _needs(context, driver, weights, pool_dtype, _least_blocks(context), num_states=0)
+    return needs.whole - weights.num_bytes
+
+
+def _least_blocks(context: ExecutorContext) -> int:
+    return context.block_demand.least if context.fills_memory else context.num_blocks
 
 
 def _limit(context: ExecutorContext, driver: Driver) -> int | None:
@@ -82,7 +99,8 @@ def room_within_the_limit(context: ExecutorContext, driver: Driver) -> StateRoom
     limit = _limit(context, driver)
     if limit is None or context.spec.recurrence is None:
         return None
-    return size_states(state_bytes(context.spec), context.max_slots, Memory(limit, limit))
+    memory = Memory(limit, limit)
+    return size_states(state_bytes(context.spec), context.max_slots, memory, is_limited=True)
 
 
 def _needs(

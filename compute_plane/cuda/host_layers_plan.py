@@ -130,7 +130,7 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     handed_over = 2 * hidden + 3 * hidden * FLOAT_BYTES // item_bytes
     widest = max(attention, recurrence, feed_forward, handed_over)
     num_tables = 2 if spec.layers_with_local_rope else 1
-    angles = num_tables * FLOAT_BYTES * spec.context_length * spec.head_dim
+    angles = num_tables * FLOAT_BYTES * spec.context_length * spec.head_dim if spec.turns else 0
     of_experts = expert_working_bytes(spec, item_bytes, max_tokens)
     return RESERVED_BYTES + angles + max_tokens * widest * item_bytes + of_experts
 

@@ -60,6 +60,8 @@ class LlamaModel:
         self._operations = operations
         self.has_states = pools.states is not None
         """Whether its steps have rows that go on from states."""
+        if not spec.turns:  # which positions there are makes no difference
+            max_positions = 1
         self._angles = rotary_angles(spec, max_positions, self._device)
         self._local_angles = self._angles
         if spec.layers_with_local_rope:

@@ -25,7 +25,7 @@ from compute_plane.memory.sizing import (
     host_memory,
     size_in_host_memory,
 )
-from compute_plane.memory.state_sizing import StateRoom, size_states
+from compute_plane.memory.state_sizing import SHARE_OF_FREE, StateRoom, size_states
 from planes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 GRAPH_SHARE: Final = 0.1
 """Of the memory that is left for pool and graphs: the most graphs may take."""
+STATES_COUNTED: Final = SHARE_OF_FREE
+"""For so many there is room within a limit that a model is not cut at: one, for they get a part of
+what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +83,29 @@ def size_pools(
     return PoolSizes(num_blocks, num_host_blocks, budget.aside_bytes - bytes_of_states)
 
 
-def room_for_states(context: ExecutorContext, driver: Driver) -> StateRoom | None:
+def room_for_states(
+    context: ExecutorContext, driver: Driver, bytes_beside: int = 0
+) -> StateRoom | None:
     """Return the room for states once the weights are placed; None: the model has none.
 
-    Raises ConfigError as `size_states` does.
+    `bytes_beside`: which are to be left within a limit for a step and the blocks. Raises
+    ConfigError as `size_states` does.
     """
     if context.spec.recurrence is None:
         return None
     driver.release_unused()
+    bytes_of_state = state_bytes(context.spec)
     free = driver.free_bytes()
     memory = host_memory()
     if free is not None:
         total = int(_share(context) * driver.total_bytes())
         left_alone = driver.total_bytes() - total
-        memory = Memory(total, max(0, free - left_alone))
-    return size_states(state_bytes(context.spec), context.max_slots, memory)
+        free = max(0, free - left_alone)
+        # As many as `num_device_layers` has counted are there, whatever the allocator rounds up.
+        counted = min(free, STATES_COUNTED * bytes_of_state)
+        memory = Memory(total, max(counted, free - bytes_beside))
+    is_limited = free is not None and context.gpu_memory_limit is not None
+    return size_states(bytes_of_state, context.max_slots, memory, is_limited=is_limited)
 
 
 def pool_budget(

@@ -17,10 +17,10 @@ from compute_plane.model.mamba2 import Mamba2
 from kernels.cpu.catalogue import delta_net, gated_convolution, mamba2_inputs, mamba2_scan
 from kernels.cpu.delta_net_sizes import delta_net_scratch_bytes
 from kernels.cpu.mamba2_sizes import SCRATCH_BYTES
-from kernels.cpu.operands import DeltaNet as DeltaNetWords
-from kernels.cpu.operands import GatedConvolution
-from kernels.cpu.operands import Mamba2 as Mamba2Words
 from kernels.cpu.operation import StepWord
+from kernels.cpu.state_operands import DeltaNet as DeltaNetWords
+from kernels.cpu.state_operands import GatedConvolution
+from kernels.cpu.state_operands import Mamba2 as Mamba2Words
 
 if TYPE_CHECKING:
     from compute_plane.executor.packed_layers import PackedMatrix

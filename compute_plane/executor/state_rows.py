@@ -1,4 +1,4 @@
-"""Which rows of a piece go on from which states (`kernels.cpu.operands.StateRow`)."""
+"""Which rows of a piece go on from which states (`kernels.cpu.state_operands.StateRow`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from compute_plane.executor.interface import Int32Array
-from kernels.cpu.operands import StateRow
+from kernels.cpu.state_operands import StateRow
 
 NO_ROWS: Final[Int32Array] = np.zeros((0, len(StateRow)), dtype=np.int32)
 NO_ROWS.flags.writeable = False

@@ -38,11 +38,13 @@ def smaller(one: StateRoom | None, other: StateRoom | None) -> StateRoom | None:
     return min(one, other, key=lambda room: room.num_states)
 
 
-def size_states(state_bytes: int, max_slots: int, memory: Memory | None) -> StateRoom:
+def size_states(
+    state_bytes: int, max_slots: int, memory: Memory | None, *, is_limited: bool = False
+) -> StateRoom:
     """Return how many states of so many bytes there is room for.
 
-    `memory` None: unknown, and as many as may be. Raises ConfigError, naming `model`, where not
-    even one fits.
+    `memory` None: unknown, and as many as may be. `is_limited`: it is what `gpu_memory_limit` says.
+    Raises ConfigError, naming that or `model`, where not even one fits.
     """
     most = max_slots + min(max_slots, MOST_KEPT)
     if memory is None:
@@ -52,6 +54,15 @@ def size_states(state_bytes: int, max_slots: int, memory: Memory | None) -> Stat
     if room < memory.total_bytes // SHARE_OF_ALL:
         fits -= fits % (1 << max(0, fits.bit_length() - FREE_BITS))
     fits = min(fits, most)
+    if not fits and is_limited:
+        raise ConfigError(
+            f"gpu_memory_limit: a sequence of the model has a state of {state_bytes / MIB:.3g} "
+            f"MiB, and states take one part in {SHARE_OF_ALL} of the limit and one in "
+            f"{SHARE_OF_FREE} of what is free of it: at least "
+            f"{-(-state_bytes * SHARE_OF_ALL // MIB)} MiB are needed for one, got "
+            f"{memory.total_bytes / MIB:.3g} MiB, of which {memory.free_bytes / MIB:.3g} are free",
+            field="gpu_memory_limit",
+        )
     if not fits:
         raise ConfigError(
             f"model: a sequence of it has a state of {state_bytes // MIB} MiB; for states there "

@@ -16,7 +16,7 @@ from compute_plane.model.gguf_gemma import LOCAL_BASE, with_gemma
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_kv_heads import gguf_num_kv_heads
 from compute_plane.model.gguf_metadata import GgufMetadata
-from compute_plane.model.gguf_recurrence import gguf_recurrence
+from compute_plane.model.gguf_recurrence import SAID_BY_HEADS, gguf_recurrence
 from compute_plane.model.gguf_rope import read_rope_scaling
 from compute_plane.model.gguf_windows import SLIDING_WINDOW, read_windows
 from compute_plane.model.layout_checks import check_layout
@@ -104,7 +104,14 @@ def read_gguf_spec(
         vocab_size=_vocab_size(file, keys, prefix),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=gguf_num_kv_heads(file.path, keys, prefix, num_heads),
+        num_kv_heads=gguf_num_kv_heads(
+            file.path,
+            keys,
+            prefix,
+            num_heads,
+            num_layers + layers_ahead,
+            may_have_none=architecture in SAID_BY_HEADS,
+        ),
         head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=gguf_intermediate_size(keys, prefix, mixture),

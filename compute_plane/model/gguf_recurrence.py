@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from compute_plane.model.gguf_delta_net import gguf_delta_net
 from compute_plane.model.gguf_lfm2 import LFM2, gguf_convolution
 from compute_plane.model.gguf_mamba2 import GRANITE_HYBRID, gguf_mamba2
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.recurrence import Recurrence
+
+SAID_BY_HEADS: Final = (*LFM2, GRANITE_HYBRID)
+"""Architectures whose layers with a state are those without key and value heads."""
 
 
 def gguf_recurrence(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from compute_plane.model import layout
@@ -30,6 +32,13 @@ LOG_MULTIPLIER = "yarn_log_multiplier"
 """`mscale_all_dim` of directories, beside an `mscale` of 1."""
 GROWTH = "attention.temperature_scale"
 """Of a Ministral 3's queries, from the original length of a context on; 0: none."""
+
+YARN_WHOLE = "yarn_attn_factor"
+"""Converters write what a directory calls `attention_factor`, all that turned rows are multiplied
+by. llama.cpp reads it of one architecture only, so it must be what follows from the factor."""
+OLMO2 = "olmo2."
+OLDER_WHOLE = "attn_factor"
+"""What the converters that came with OLMo 3 called it."""
 
 # What these stand for where they are there; other values change the arithmetic.
 PLAIN = {
@@ -108,8 +117,16 @@ def _of_keys(
         )
     multiplier = keys.number(scaling + LOG_MULTIPLIER) or 0.0
     plain = PLAIN if prefix == MINISTRAL3 else {**PLAIN, LOG_MULTIPLIER: 0.0}
+    whole = yarn_attention_factor(1.0 if factor is None else factor, 1.0, multiplier)
+    says_whole = {YARN_WHOLE, OLDER_WHOLE} if prefix == OLMO2 else {YARN_WHOLE}
     for name, value in plain.items():
         given = keys.number(scaling + name)
+        if (
+            kind == "yarn"
+            and name in says_whole
+            and math.isclose(given or 0.0, whole, rel_tol=1e-6)
+        ):
+            continue
         if given not in (None, value):
             raise UnsupportedModelError(file.path, f"{scaling}{name} = {given} is not supported")
     if kind == "linear":
@@ -121,7 +138,7 @@ def _of_keys(
     return YarnScaling(
         factor=factor,
         original_context_length=context_length if original is None else original,
-        attention_factor=yarn_attention_factor(factor, 1.0, multiplier),
+        attention_factor=whole,
         beta_fast=YARN_BETA_FAST if fast is None else fast,
         beta_slow=YARN_BETA_SLOW if slow is None else slow,
         truncate=prefix != GPT_OSS,

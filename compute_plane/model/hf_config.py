@@ -91,7 +91,7 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     )
     norm_eps = config.number(kind.epsilon_key, kind.rms_norm_eps)
     # A model without a head has the embedding for one, as GGUF files of such models have it.
-    ties = True if _is_headless(config, kind) else _ties(config)
+    ties = True if _is_headless(config, kind) else _ties(config, model_type)
     spec = ModelSpec(
         name=name,
         architecture=kind.architecture,
@@ -137,10 +137,13 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     return spec
 
 
-def _ties(config: JsonObject) -> bool | None:
-    """Return whether the embedding is the output matrix; older files of LFM2 name it otherwise."""
-    ties = config.boolean("tie_word_embeddings")
-    return config.boolean("tie_embedding") if ties is None else ties
+def _ties(config: JsonObject, model_type: str) -> bool | None:
+    """Return whether the embedding is the output matrix; None: it is not said.
+
+    Older files of LFM2 name it otherwise, and it holds before the other, as in transformers.
+    """
+    ties = config.boolean("tie_embedding") if model_type in (LFM2, LFM2_MOE) else None
+    return config.boolean("tie_word_embeddings") if ties is None else ties
 
 
 def _intermediate_size(config: JsonObject, model_type: str) -> int:
@@ -239,7 +242,10 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
     known = {*names, kind.older_class_name}
     if (
         architectures is not None
-        and not (isinstance(architectures, list) and any(name in known for name in architectures))
+        and not (
+            isinstance(architectures, list)
+            and any(isinstance(name, str) and name in known for name in architectures)
+        )
         and not _is_headless(config, kind)
     ):
         raise UnsupportedModelError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compute_plane.model.errors import UnsupportedModelError, printable
-from compute_plane.model.hf_windows import SLIDING_ATTENTION
+from compute_plane.model.hf_windows import FULL_ATTENTION, SLIDING_ATTENTION
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.rope_scaling import (
     YARN_BETA_FAST,
@@ -45,9 +45,17 @@ def of_layer_type(config: JsonObject, kind: str) -> JsonObject:
     """Return a configuration as layers of one type have it, where types differ in their positions.
 
     Newer ones have an object for each type in `rope_parameters`, older ones a base of their own for
-    layers with windows, which no scaling holds for.
+    layers with windows, which no scaling holds for. Raises UnsupportedModelError for
+    `rope_parameters` that say for no type what they say: transformers does not look at them then.
     """
     parameters = config.member("rope_parameters")
+    types = FULL_ATTENTION, SLIDING_ATTENTION
+    if parameters is not None and parameters.keys and not any(map(parameters.has, types)):
+        raise UnsupportedModelError(
+            config.path,
+            f"rope_parameters must have an object for {' and '.join(types)}, "
+            f"got {printable(', '.join(parameters.keys))}",
+        )
     of_kind = None if parameters is None else parameters.raw(kind)
     members: dict[str, object] = {"rope_parameters": of_kind}
     if kind == SLIDING_ATTENTION:

@@ -134,6 +134,11 @@ class ModelSpec:
         of = self.recurrence
         return of if of is not None and layer in of.layers else None
 
+    @property
+    def turns(self) -> bool:
+        """Whether a head turns in any layer."""
+        return not self.layers_without_rope.issuperset(self.attending_layers())
+
     def attending_layers(self, first_layer: int = 0) -> tuple[int, ...]:
         """Return the layers with attention from one on: those that have keys and values."""
         layers = range(first_layer, self.num_layers)

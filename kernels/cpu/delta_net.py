@@ -26,11 +26,12 @@ from kernels.cpu.memory_words import (
     read_int32,
     write_float32,
 )
-from kernels.cpu.operands import AttentionGate, DeltaNet, RowFormat, StateRow
+from kernels.cpu.operands import AttentionGate, RowFormat
 from kernels.cpu.operation import StepWord
 from kernels.cpu.row_values import Pair, load_pair, write_row
 from kernels.cpu.short_convolution import convolve
 from kernels.cpu.sigmoids import sigmoid
+from kernels.cpu.state_operands import DeltaNet, StateRow
 from kernels.cpu.vector_ir import Builder, Value, i64
 
 STATE_ROW_BYTES: Final = 4 * len(StateRow)

@@ -12,10 +12,10 @@ from numba import types
 from kernels.cpu.compiled import inlined, operation, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.memory_words import clear_bytes, read_int32
-from kernels.cpu.operands import GatedConvolution, StateRow
 from kernels.cpu.operation import StepWord
 from kernels.cpu.row_values import Pair, load_pair
 from kernels.cpu.state_convolution import CHANNELS, HALF_BYTES, emit_convolution
+from kernels.cpu.state_operands import GatedConvolution, StateRow
 from kernels.cpu.vector_ir import Builder, Value, offset, store
 
 STATE_ROW_BYTES: Final = 4 * len(StateRow)

@@ -17,11 +17,11 @@ from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.mamba2_sizes import COLUMNS, SUB_BLOCK
 from kernels.cpu.memory_words import clear_bytes, read_float32, read_int32, write_float32
-from kernels.cpu.operands import Mamba2, StateRow
 from kernels.cpu.operation import StepWord
 from kernels.cpu.row_values import Pair, load_pair, silu
 from kernels.cpu.selective_scan import finish, scan, time_steps
 from kernels.cpu.state_convolution import CHANNELS, HALF_BYTES, emit_convolution
+from kernels.cpu.state_operands import Mamba2, StateRow
 from kernels.cpu.vector_ir import Builder, Value, offset, store
 
 STATE_ROW_BYTES: Final = 4 * len(StateRow)

@@ -100,7 +100,7 @@ class StepWord(IntEnum):
     """Always 0: the first row where an operand names a word for it and rows begin at 0."""
     STATE_ROWS = 25
     """int32 [R, 4]: first token in the piece, number of tokens (at least 1), state, whether it
-    begins empty (`kernels.cpu.operands.StateRow`)."""
+    begins empty (`kernels.cpu.state_operands.StateRow`)."""
     NUM_STATE_ROWS = 26
     STATE_CHUNKS = 27
     """Chunks of what goes through states: NUM_STATE_ROWS · parts of a state."""

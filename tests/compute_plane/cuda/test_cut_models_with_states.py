@@ -177,7 +177,7 @@ def test_a_model_with_states_is_cut_at_a_memory_limit(model: ModelSpec) -> None:
         assert (made.num_slots, made.num_states) == (8, 16)
         assert executor._pools.states is not None
         assert executor._pools.num_states == 16
-    assert isinstance(built(model, limit_of(model, 4, num_states=1)).executor, CudaExecutor)
+    assert isinstance(built(model, limit_of(model, 4, num_states=2)).executor, CudaExecutor)
 
 
 def test_a_limit_below_one_layer_with_its_states_is_refused(model: ModelSpec) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from compute_plane.cuda import pool_size
-from compute_plane.cuda.block_pools import block_bytes
+from compute_plane.cuda import host_layers_plan, pool_size
+from compute_plane.cuda.block_pools import BlockPools, block_bytes
 from compute_plane.cuda.build import build_on, planned_weights
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.host_layers_plan import device_bytes, working_bytes
 from compute_plane.cuda.largest_step import StepSizes, run_largest_step
+from compute_plane.cuda.model import LlamaModel
 from compute_plane.cuda.operands import StateRows
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.state_pool import state_bytes
@@ -189,6 +190,45 @@ def test_working_memory_of_layers_with_mamba2_has_what_its_launches_leave_each_o
     floats = MAMBA2.channels + 2 * heads + inner
     elements = 4 * GRANITE4.hidden_size + inputs + inner
     assert two - one == 1000 * (2 * elements + 4 * floats)
+
+
+def test_models_that_turn_nothing_have_no_tables_of_positions() -> None:
+    """Files of Granite 4 H say that they have a million."""
+    still = frozenset(range(GRANITE4.num_layers))
+    spec = replace(GRANITE4, context_length=1 << 20, layers_without_rope=still)
+    assert working_bytes(spec, 2, 64) == working_bytes(replace(spec, context_length=16), 2, 64)
+    driver = MeteredDriver(64 * MIB)
+    wants = context(Path("unused"), spec=spec, model=tiny_model(spec), max_slots=8)
+    with driver.meter:
+        assert wants.model is not None
+        weights = planned_weights(wants, wants.model, driver.device).place(driver.device, 1)
+        pools = BlockPools(
+            spec, driver, dtype=torch.bfloat16, block_size=BLOCK_SIZE, num_blocks=4, num_states=1
+        )
+        before = driver.meter.peak
+        LlamaModel(spec, weights, pools, MeteredOperations(driver), spec.context_length)
+    assert driver.meter.peak - before < MIB
+
+
+def test_within_a_limit_states_leave_room_for_the_blocks_that_there_must_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that the limit does not cut starts, however many states the limit might have had."""
+    monkeypatch.setattr(host_layers_plan, "RESERVED_BYTES", 1 << 16)
+    wants = context(tmp_path, fills_memory=False, num_blocks=20_000)
+    found: list[int] = []
+    for limit in range(22 * MIB, 34 * MIB, MIB):
+        executor = built_on(MeteredDriver(limit), replace(wants, gpu_memory_limit=limit))
+        found.append(executor.num_states if isinstance(executor.executor, CudaExecutor) else 0)
+    assert found == sorted(found)
+    assert found[0] == 0
+    assert found[-1] == limit // 8 // STATE_BYTES
+
+
+def test_a_limit_without_room_for_a_state_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"at least \d MiB are needed for one, got 0") as info:
+        built_on(MeteredDriver(DEVICE_BYTES), context(tmp_path, gpu_memory_limit=STATE_BYTES))
+    assert info.value.field == "gpu_memory_limit"
 
 
 def test_nothing_is_swapped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,17 @@ class Recorded:
     logits: list[np.ndarray]
 
 
+def with_keys(architecture: str, keys: dict[str, Any]) -> Callable[[gguf.GGUFWriter], None]:
+    """Return what gives a GGUF file these keys of an architecture."""
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        for key, value in keys.items():
+            kind = gguf.GGUFValueType.get_type(value)
+            writer.add_key_value(f"{architecture}.{key}", value, kind)
+
+    return change
+
+
 def record(
     tiny: Any,
     folder: Path,
@@ -50,11 +61,6 @@ def record(
     import torch
     from transformers import AutoModelForCausalLM
 
-    def change(writer: gguf.GGUFWriter) -> None:
-        for key, value in keys.items():
-            kind = gguf.GGUFValueType.get_type(value)
-            writer.add_key_value(f"{made.in_gguf}.{key}", value, kind)
-
     for name, values in made.weights.items():
         if values.ndim > 1 and "embed" not in name:
             values *= np.float32(0.15)
@@ -67,7 +73,7 @@ def record(
         folder / "m.gguf",
         made,
         GgmlType.F32,
-        change=change,
+        change=with_keys(made.in_gguf, keys),
         vectors=vectors,
         expert_type=expert_type,
     )

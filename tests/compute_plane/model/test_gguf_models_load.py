@@ -115,6 +115,32 @@ def test_stored_rope_divisors_scale_the_frequencies(tiny, tmp_path):
     np.testing.assert_allclose(inverse_frequencies(spec), plain / divisors, rtol=1e-6)
 
 
+def with_kv_heads(tiny, folder, counts):
+    def change(writer) -> None:
+        del writer.kv_data[0]["llama.attention.head_count_kv"]
+        writer.add_head_count_kv(counts)
+
+    return str(tiny.gguf(folder / "m.gguf", tiny.model(), change=change))
+
+
+def test_numbers_of_heads_may_be_said_for_each_layer(tiny, tmp_path):
+    assert load_model(with_kv_heads(tiny, tmp_path, [2, 2])).spec.num_kv_heads == 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ([2], "must have a number for each of 2 layers"),
+        ([2, 2, 2], "must have a number for each of 2 layers"),
+        ([0, 2], r"must be the same in all layers, got \[0, 2\]"),
+        ([2, 4], r"must be the same in all layers, got \[2, 4\]"),
+    ],
+)
+def test_layers_with_other_numbers_of_heads_are_refused(tiny, tmp_path, counts, words):
+    with pytest.raises(ModelFileError, match=words):
+        load_model(with_kv_heads(tiny, tmp_path, counts))
+
+
 def test_a_model_that_declares_bos_says_so(tiny, tmp_path):
     path = tiny.gguf(
         tmp_path / "m.gguf", tiny.model(), change=lambda writer: writer.add_add_bos_token(True)

@@ -48,6 +48,16 @@ def test_files_say_what_a_model_is(tiny, tmp_path: Path, num_experts: int) -> No
         assert spec.rms_norm_eps == pytest.approx(1e-5 / 0.4**2)
 
 
+def test_a_state_is_as_large_as_in_transformers_where_nothing_is_said(tiny, tmp_path: Path) -> None:
+    from transformers import GraniteMoeHybridConfig
+
+    made = Granite4Model(state_size=GraniteMoeHybridConfig().mamba_d_state)
+    path = tiny.directory(tmp_path / "m", made, config={"mamba_d_state": None})
+    of = load_model(str(path)).spec.recurrence
+    assert isinstance(of, Mamba2)
+    assert of.state_size == 256
+
+
 @KINDS
 def test_both_kinds_of_files_give_the_tensors_that_are_meant(
     tiny, tmp_path: Path, num_experts: int

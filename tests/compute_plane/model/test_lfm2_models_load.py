@@ -97,6 +97,40 @@ def test_older_configurations_name_what_they_have_otherwise(tiny, tmp_path: Path
     assert spec.tie_embeddings
 
 
+def test_the_older_name_for_a_tied_embedding_holds_before_the_other(tiny, tmp_path: Path) -> None:
+    made = Lfm2Model(tied=False)
+    for number, others in enumerate((None, True)):
+        own = {"tie_embedding": False, "tie_word_embeddings": others}
+        path = tiny.directory(tmp_path / str(number), made, config=own)
+        assert not load_model(str(path)).spec.tie_embeddings
+    plain = tiny.model(architecture="llama", tied=True)
+    own = {"tie_embedding": False, "tie_word_embeddings": True}
+    spec = load_model(str(tiny.directory(tmp_path / "llama", plain, config=own))).spec
+    assert spec.tie_embeddings
+
+
+def test_what_a_configuration_does_not_say_is_what_transformers_takes(tiny, tmp_path: Path) -> None:
+    from transformers import Lfm2Config, Lfm2MoeConfig
+
+    for architecture, theirs in (("lfm2", Lfm2Config()), ("lfm2_moe", Lfm2MoeConfig())):
+        own = {"rope_theta": None, "rope_parameters": None}
+        made = Lfm2Model(architecture=architecture)
+        spec = load_model(str(tiny.directory(tmp_path / architecture, made, config=own))).spec
+        assert spec.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
+def test_experts_are_weighed_as_a_configuration_says(tiny, tmp_path: Path) -> None:
+    made = Lfm2Model(architecture="lfm2_moe")
+    own = {"norm_topk_prob": False, "routed_scaling_factor": 2.5, "use_expert_bias": False}
+    for layer in range(made.dense_layers, made.num_layers):
+        del made.weights[f"model.layers.{layer}.feed_forward.expert_bias"]
+    mixture = load_model(str(tiny.directory(tmp_path / "m", made, config=own))).spec.mixture
+    assert mixture is not None
+    assert not mixture.normalises_weights
+    assert mixture.weight_scale == 2.5
+    assert not mixture.corrects_choice
+
+
 @pytest.mark.parametrize(
     ("own", "width"),
     [
@@ -159,6 +193,7 @@ def test_a_model_whose_layers_all_attend_has_no_states(tiny, tmp_path: Path) -> 
             "block_multiple_of must be more than 0",
         ),
         ({"architectures": ["LlamaForCausalLM"]}, UnsupportedModelError, "Lfm2ForCausalLM"),
+        ({"architectures": [["Lfm2ForCausalLM"]]}, UnsupportedModelError, "Lfm2ForCausalLM"),
     ],
 )
 def test_configurations_that_cannot_be_or_compute_otherwise_are_refused(

@@ -5,6 +5,7 @@ Bases are given by type of layer: of one for all, transformers forgets that of l
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,23 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.layout import layer_tensor
 from compute_plane.model.loader import load_model
 from compute_plane.model.rope_scaling import YarnScaling
-from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
+from tests.compute_plane.model.recorded_models import Recorded, assert_same, record, with_keys
 from tests.devices import STAND_IN, Target
 
 CPU, CUDA = Target("cpu", "cpu"), STAND_IN
 SLIDING, FULL = "sliding_attention", "full_attention"
 KINDS = [SLIDING, SLIDING, FULL]
+WHOLE_FACTOR = 0.1 * math.log(4.0) + 1
+"""Said by configurations of OLMo 3, and therefore by GGUF files of it."""
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+    "attention_factor": WHOLE_FACTOR, "beta_fast": 32.0, "beta_slow": 1.0,
 }  # fmt: skip
 YARN_IN_GGUF = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 16,
+    "rope.scaling.yarn_attn_factor": WHOLE_FACTOR,
+    "rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0,
 }  # fmt: skip
 WINDOWS = {
     "attention.sliding_window": 6,
@@ -89,6 +95,40 @@ def test_layers_with_windows_have_no_scaling(tiny, tmp_path: Path) -> None:
         assert spec.layers_with_local_rope == spec.layers_with_window == {0, 1}
 
 
+@pytest.mark.parametrize("key", ["yarn_attn_factor", "attn_factor"])
+def test_the_factor_of_attention_in_a_gguf_file_is_all_there_is_of_it(
+    tiny, tmp_path: Path, key: str
+) -> None:
+    made = tiny.model(**OLMO3)
+    known = {name: YARN_IN_GGUF[name] for name in list(YARN_IN_GGUF)[:3]} | WINDOWS
+    name = f"rope.scaling.{key}"
+    spec = load_model(
+        str(
+            tiny.gguf(
+                tmp_path / "m.gguf", made, change=with_keys("olmo2", known | {name: WHOLE_FACTOR})
+            )
+        )
+    ).spec
+    assert isinstance(spec.rope_scaling, YarnScaling)
+    assert spec.rope_scaling.attention_factor == pytest.approx(WHOLE_FACTOR)
+    with pytest.raises(UnsupportedModelError, match=rf"{key} = 1\.25 is not supported"):
+        load_model(
+            str(
+                tiny.gguf(
+                    tmp_path / "o.gguf", made, change=with_keys("olmo2", known | {name: 1.25})
+                )
+            )
+        )
+
+
+def test_a_base_of_layers_with_windows_in_a_gguf_file_is_theirs(tiny, tmp_path: Path) -> None:
+    keys = WINDOWS | {"rope.freq_base": 3e4, "rope.freq_base_swa": 2e4}
+    spec = load_model(
+        str(tiny.gguf(tmp_path / "m.gguf", tiny.model(**OLMO3), change=with_keys("olmo2", keys)))
+    ).spec
+    assert (spec.rope_theta, spec.local_rope_theta) == (3e4, 2e4)
+
+
 def test_every_fourth_layer_sees_all_where_nothing_is_said(tiny, tmp_path: Path) -> None:
     made = tiny.model(architecture="olmo3", num_layers=5, tied=False)
     spec = load_model(str(tiny.directory(tmp_path / "m", made, config={"sliding_window": 6}))).spec
@@ -107,6 +147,11 @@ def test_every_fourth_layer_sees_all_where_nothing_is_said(tiny, tmp_path: Path)
             {"rope_parameters": {SLIDING: YARN, FULL: YARN}, "layer_types": KINDS},
             UnsupportedModelError,
             "RoPE scaling of layers with windows is not supported",
+        ),
+        (
+            {"rope_parameters": YARN},
+            UnsupportedModelError,
+            "must have an object for full_attention and sliding_attention, got rope_type, factor",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.util
 import json
 import re
@@ -11,11 +12,13 @@ import pytest
 
 from control_plane.config import ControlPlaneConfig
 from control_plane.core.generation_params import GenerationParams
+from control_plane.engine.loop import EngineLoop
 from control_plane.metrics.families import MODEL, PLANE, PREFIX, SERVICE, VLLM_PREFIX, sample_names
 from control_plane.metrics.instruments import Instruments
 from control_plane.metrics.page import MetricsPage, Sources
 from control_plane.metrics.request_meter import RequestMeter
 from control_plane.metrics.visits import VisitMeter, note_error
+from control_plane.telemetry import EngineMetrics
 from planes.errors import ConfigError
 from tests.control_plane.metrics.whole_plane import Page, whole_plane
 from tests.waiting import until
@@ -73,6 +76,25 @@ def test_vllms_names_are_there_twice_with_the_same_numbers(fake_plane, tmp_path)
     methods = {s.labels["method"] for s in page.find("hetero_requests_total")}
     assert methods == {"other"}
     assert page.total("process_resident_memory_bytes") > 0
+
+
+def test_states_that_are_kept_and_those_that_were_found_are_told_apart(
+    fake_plane, tmp_path, monkeypatch
+):
+    counted = EngineLoop.metrics.fget
+
+    def with_states(loop: EngineLoop) -> EngineMetrics:
+        return dataclasses.replace(counted(loop), num_kept_states=3, num_state_hits=4)
+
+    monkeypatch.setattr(EngineLoop, "metrics", property(with_states))
+
+    async def run() -> Page:
+        async with whole_plane(fake_plane, tmp_path) as served:
+            return await served.settled()
+
+    page = asyncio.run(run())
+    assert page.total("hetero_states_kept") == 3
+    assert page.total("hetero_state_hits_total") == 4
 
 
 @pytest.mark.wide

@@ -58,8 +58,8 @@ class Convolution:
     ) -> Float32Array:
         """Return what tokens give, pieces one behind the other from `first_token` on."""
         from kernels.cpu.catalogue import gated_convolution
-        from kernels.cpu.operands import GatedConvolution, StateRow
         from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
+        from kernels.cpu.state_operands import GatedConvolution, StateRow
         from tests.kernels.cpu.operation_calls import run
 
         out = np.full((len(rows), self.channels), np.nan, np.float32)

@@ -125,8 +125,8 @@ class Layer:
         """Return what tokens give, pieces one behind the other from `first_token` on."""
         from kernels.cpu.catalogue import delta_net
         from kernels.cpu.delta_net_sizes import delta_net_scratch_bytes
-        from kernels.cpu.operands import DeltaNet, StateRow
         from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
+        from kernels.cpu.state_operands import DeltaNet, StateRow
         from tests.kernels.cpu.operation_calls import run
 
         shape, weights = self.shape, self.weights

@@ -98,8 +98,8 @@ class Layer:
         """Return what tokens give before the norm; `rows` are changed."""
         from kernels.cpu.catalogue import mamba2_inputs, mamba2_scan
         from kernels.cpu.mamba2_sizes import SCRATCH_BYTES
-        from kernels.cpu.operands import Mamba2, StateRow
         from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
+        from kernels.cpu.state_operands import Mamba2, StateRow
         from tests.kernels.cpu.operation_calls import run
 
         shape, weights = self.shape, self.weights
