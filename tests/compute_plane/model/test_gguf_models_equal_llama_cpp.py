@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from compute_plane.model.loader import load_model
+from compute_plane.model.rope_scaling import yarn_attention_factor
 from tests.compute_plane.model.granite4_models import Granite4Model
 from tests.compute_plane.model.lfm2_models import Lfm2Model
 from tests.compute_plane.model.llama_cpp import NEEDS_PROGRAM, run
@@ -92,7 +93,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "olmo2": ({"architecture": "olmo2"}, {}, {}),
     "olmo3": (
-        {"architecture": "olmo2", "num_layers": 5}, {"attention.sliding_window": 6, **YARN}, {},
+        {"architecture": "olmo2", "num_layers": 5},
+        {
+            "attention.sliding_window": 6, **YARN,
+            "rope.scaling.yarn_attn_factor": yarn_attention_factor(YARN["rope.scaling.factor"]),
+        },
+        {},
     ),
     "granite, windows": (
         {"architecture": "granite_swa", "num_layers": 3},
