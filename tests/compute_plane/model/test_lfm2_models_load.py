@@ -98,15 +98,19 @@ def test_older_configurations_name_what_they_have_otherwise(tiny, tmp_path: Path
 
 
 def test_the_older_name_for_a_tied_embedding_holds_before_the_other(tiny, tmp_path: Path) -> None:
-    made = Lfm2Model(tied=False)
-    for number, others in enumerate((None, True)):
-        own = {"tie_embedding": False, "tie_word_embeddings": others}
-        path = tiny.directory(tmp_path / str(number), made, config=own)
-        assert not load_model(str(path)).spec.tie_embeddings
-    plain = tiny.model(architecture="llama", tied=True)
-    own = {"tie_embedding": False, "tie_word_embeddings": True}
-    spec = load_model(str(tiny.directory(tmp_path / "llama", plain, config=own))).spec
-    assert spec.tie_embeddings
+    """Of LFM2 alone; a file without a head must be said to be tied."""
+    made, llama = Lfm2Model(), tiny.model(architecture="llama", tied=True)
+
+    def load(model: Any, **own: bool | None) -> bool:
+        return load_model(
+            str(tiny.directory(tmp_path / "m", model, config=own))
+        ).spec.tie_embeddings
+
+    assert load(made, tie_embedding=True, tie_word_embeddings=False)
+    for others in (None, True):
+        with pytest.raises(ModelFileError, match=r"missing tensors: lm_head\.weight"):
+            load(made, tie_embedding=False, tie_word_embeddings=others)
+    assert load(llama, tie_embedding=False, tie_word_embeddings=True)
 
 
 def test_what_a_configuration_does_not_say_is_what_transformers_takes(tiny, tmp_path: Path) -> None:
