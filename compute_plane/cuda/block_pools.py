@@ -1,7 +1,8 @@
 """The KV pool on the device, the pool of swapped blocks in host memory, and copies between blocks.
 
 Both are [blocks, L, 2, G, B, D], L being the layers with attention: a block is contiguous over all
-of them, so that a swap is one copy.
+of them, so that a swap is one copy. Of latents, which are keys and values at once, they are
+[blocks, L, 1, 1, B, R + P] (`kernels.reference.latent_attention`).
 In eight bits, int8 or float8, they are [blocks, L, 2, G, B · (D + 4)]: the bytes of the B · D
 numbers of a head and, behind them, a float32 scale for each token (`kernels.cuda.quantized_kv`);
 the pool's dtype says what the bytes are numbers of.
@@ -131,7 +132,8 @@ class BlockPools:
 
 def block_shape(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> tuple[int, ...]:
     """Return the shape of one block of a pool of this dtype."""
-    leading = (len(spec.attending_layers()), 2, spec.num_kv_heads)
+    num_rows = 2 if spec.latents is None else 1
+    leading = (len(spec.attending_layers()), num_rows, spec.num_kv_heads)
     if dtype in EIGHT_BITS:
         return pool_shape(leading, spec.head_dim, block_size)
     return (*leading, block_size, spec.head_dim)

@@ -270,6 +270,12 @@ def chosen_kv_dtype(context: ExecutorContext, dtype: str) -> str:
     are read as they lie.
     """
     name = dtype if context.kv_cache_dtype == "auto" else context.kv_cache_dtype
+    if context.spec.latents is not None and name in EIGHT_BITS.values():
+        raise DeviceUnavailableError(
+            f"kv_cache_dtype: the executor cuda keeps latents in what it computes in, {dtype}; "
+            f"got {name}",
+            field="kv_cache_dtype",
+        )
     if name not in (dtype, *EIGHT_BITS.values()):
         raise DeviceUnavailableError(
             "kv_cache_dtype: the executor cuda keeps keys and values in "

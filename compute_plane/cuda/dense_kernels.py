@@ -138,7 +138,12 @@ class DenseKernels:
 
 def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int]]:
     """Yield what becomes of each product of a model, and its outputs."""
-    yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    latents = spec.latents
+    if latents is None:
+        yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    else:
+        sizes = {latents.row_size, latents.query_rank, spec.num_heads * latents.head_size} - {0}
+        yield from (("rounded", size) for size in sorted(sizes))
     if spec.gates_attention:
         yield "rounded", spec.query_size
     if spec.recurrence is not None:

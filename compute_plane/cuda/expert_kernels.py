@@ -88,6 +88,8 @@ class ExpertKernels:
             mixture.normalises_weights,
             mixture.scores,
             mixture.corrects_choice,
+            mixture.num_groups,
+            mixture.groups_per_token,
         )
         self._add = AddExpertsVariant(dtype, self._count)
         self._add.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take

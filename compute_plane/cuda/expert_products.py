@@ -102,8 +102,12 @@ def choose(
     if by_scores:
         scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=1)
     ranks = logits if correction is None else scores + correction
+    allowed = None
+    if mixture.num_groups > 1:
+        allowed = experts_of_groups(ranks, mixture, 1 if correction is None else 2)
+        ranks = ranks.gather(1, allowed)
     ordered, numbers = ranks.sort(dim=1, descending=True, stable=True)
-    chosen = numbers[:, :count]
+    chosen = numbers[:, :count] if allowed is None else allowed.gather(1, numbers[:, :count])
     if not by_scores:
         weights = ordered[:, :count].softmax(dim=1)
     else:
@@ -112,6 +116,19 @@ def choose(
             total = weights.sum(dim=1, keepdim=True)
             weights = weights / (total + LEAST if is_sigmoid else total)
     return chosen, weights if mixture.weight_scale == 1 else weights * mixture.weight_scale
+
+
+def experts_of_groups(ranks: Tensor, mixture: Mixture, num_largest: int) -> Tensor:
+    """Return the experts that each token may choose, [T, n], their numbers rising.
+
+    `ranks`: [T, E]. Specification: `kernels.reference.mixture.experts_of_groups`.
+    """
+    of_groups = ranks.unflatten(1, (mixture.num_groups, -1))
+    size = of_groups.shape[2]
+    sums = of_groups.topk(num_largest, dim=2).values.sum(dim=2)
+    best = sums.argsort(dim=1, descending=True, stable=True)[:, : mixture.groups_per_token]
+    first = best.sort(dim=1).values.unsqueeze(2) * size
+    return (first + torch.arange(size, device=ranks.device)).flatten(1)
 
 
 def sort_pairs(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:

@@ -124,6 +124,10 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     hidden, queries = spec.hidden_size, spec.query_size
     attention = 4 * hidden + (queries + 2 * spec.kv_size) + 2 * queries
     attention += queries if spec.gates_attention else 0
+    if spec.latents is not None:
+        of = spec.latents
+        given = spec.num_heads * (of.head_size + of.rank) + spec.attended_size
+        attention = 4 * hidden + 2 * of.query_rank + of.row_size + queries + given
     recurrence = _recurrence_bytes(spec, item_bytes) // item_bytes
     feed_forward = 5 * hidden + 3 * max(spec.mlp_sizes)
     # What goes to the host is summed in float32, out of both parts of the hidden states.

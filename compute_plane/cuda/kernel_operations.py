@@ -18,6 +18,7 @@ from torch import Tensor
 from compute_plane.cuda.attention_kernels import AttentionKernels
 from compute_plane.cuda.dense_kernels import DenseKernels, num_product_parts
 from compute_plane.cuda.expert_kernels import NO_EXPERTS, ExpertKernels
+from compute_plane.cuda.latent_kernels import LatentKernels
 from compute_plane.cuda.logits_kernels import LogitsKernels
 from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operands import (
@@ -101,7 +102,15 @@ class KernelOperations:
                 num_parts: RmsNormVariant(dtype, spec.hidden_size, num_parts=num_parts, **of_norms)
                 for num_parts in ((0,) if dtype == "float32" else (0, *PARTS))
             }
-            self._attention = AttentionKernels(launcher, spec, dtype, block_size, kv_dtype)
+            shape = launcher, spec, dtype, block_size, kv_dtype
+            self._attention: AttentionKernels | LatentKernels
+            if spec.latents is None:
+                self._attention = of_heads = AttentionKernels(*shape)
+                self.rope_write_kv = of_heads.rope_write_kv
+                self.attention_decode = of_heads.attention_decode
+                self.attention_prefill = of_heads.attention_prefill
+            else:
+                self._attention = self.latents = LatentKernels(*shape)
             self._recurrence = RecurrenceKernels(launcher, spec, dtype)
             gate = spec.activation if spec.common_mlp_sizes else None
             self._quantized = QuantizedKernels(launcher, dtype, quantized, gate)
@@ -115,9 +124,6 @@ class KernelOperations:
             ) from error
         self._copy = CopyBlocksVariant()
         self._logits = LogitsKernels(launcher)
-        self.rope_write_kv = self._attention.rope_write_kv
-        self.attention_decode = self._attention.attention_decode
-        self.attention_prefill = self._attention.attention_prefill
         self.gate_attended = self._recurrence.gate_attended
         self.delta_net = self._recurrence.delta_net
         self.gated_convolution = self._recurrence.gated_convolution

@@ -3,6 +3,7 @@
     attention     norm → QKV, gates → biases, norms of heads, rotate, write K and V
                   → attention, with the layer's window → · sigmoid(gates)
     DeltaNet      norm → Q, K, V, Z, B, A → convolution, delta rule, norm, gate: through the states
+    latents       `latent_mixer`
     convolution   norm → B, C, X → B · X, convolution, · C: through the states
     Mamba-2       norm → X, B, C, Z, D → convolution, scan, gate, norm: through the states
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.latent_mixer import LatentMixer
 from compute_plane.cuda.operands import (
     HeadChanges,
     LayerAttention,
@@ -24,7 +26,12 @@ from compute_plane.cuda.operands import (
     LayerDeltaNet,
     LayerMamba2,
 )
-from compute_plane.cuda.weights import DeviceAttention, DeviceConvolution, DeviceMamba2
+from compute_plane.cuda.weights import (
+    DeviceAttention,
+    DeviceConvolution,
+    DeviceLatents,
+    DeviceMamba2,
+)
 from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.mamba2 import Mamba2
 
@@ -162,11 +169,18 @@ def mixers_of(
     layers: Sequence[DeviceLayer],
     pools: BlockPools,
     growth: tuple[Tensor, int] | None,
-) -> list[AttentionMixer | RecurrentMixer]:
+) -> list[AttentionMixer | LatentMixer | RecurrentMixer]:
     """Return those of a model's layers. `growth`: of queries, as in `HeadChanges`."""
-    made: list[AttentionMixer | RecurrentMixer] = []
+    made: list[AttentionMixer | LatentMixer | RecurrentMixer] = []
     num_attending = num_with_state = 0
     for layer, weights in enumerate(one.mixer for one in layers):
+        if isinstance(weights, DeviceLatents):
+            if spec.latents is None:
+                raise ValueError("a model without latents has layers with them")
+            made.append(
+                LatentMixer(products, spec.latents, weights, pools.device, layer, spec.rms_norm_eps)
+            )
+            continue
         if not isinstance(weights, DeviceAttention):
             of, states = spec.recurrence, pools.states
             if of is None or states is None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.expert_products import ExpertProducts
+from compute_plane.cuda.latent_mixer import LatentMixer
 from compute_plane.cuda.layer_products import Hidden, LayerProducts, normed_rows
 from compute_plane.cuda.mixers import Angles, AttentionMixer, Turns, mixers_of
 from compute_plane.cuda.weights import DeviceMlp
@@ -100,7 +101,7 @@ class LlamaModel:
             weights.layers, self._mixers, self._turns(step), strict=True
         ):
             after_mixer, after_mlp = layer.output_norms or (None, None)
-            if isinstance(mixer, AttentionMixer):
+            if isinstance(mixer, AttentionMixer | LatentMixer):
                 mixed = mixer.run(hidden, layer.attn_norm, step, turns)
             else:
                 assert step.states is not None
@@ -170,11 +171,13 @@ def rotary_angles(
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the angles of all positions, float32 [positions, D/2] each.
 
-    They have the attention factors in them. Computed on the host, so that every device has the same
-    ones.
+    Over latents of what turns alone, [positions, P/2]. They have the attention factors in them.
+    Computed on the host, so that every device has the same ones.
     """
     frequencies, factors = map(
         torch.from_numpy, (inverse_frequencies(spec), attention_factors(spec))
     )
+    if spec.latents is not None:
+        frequencies, factors = (of[: spec.latents.turning // 2] for of in (frequencies, factors))
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
     return angles.cos().mul_(factors).to(device), angles.sin().mul_(factors).to(device)

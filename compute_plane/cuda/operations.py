@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from compute_plane.cuda.expert_operations import ExpertOperations
+    from compute_plane.cuda.latent_operations import LatentOperations
     from compute_plane.cuda.matrices import Matrix, QuantizedMatrix
     from compute_plane.cuda.next_product import NextProduct
     from compute_plane.cuda.operands import (
@@ -117,6 +118,11 @@ class DeviceOperations(Protocol):
     @property
     def experts(self) -> ExpertOperations:
         """Those for mixtures of experts."""
+        ...
+
+    @property
+    def latents(self) -> LatentOperations:
+        """Those for attention over latents; used of models that have them alone."""
         ...
 
     def rms_norm(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 
+from compute_plane.cuda.planned_latents import PlannedLatents, plan_latents
 from compute_plane.cuda.planned_matrix import (
     Placed,
     PlannedMatrix,
@@ -63,7 +64,7 @@ class PlannedAttention:
         )
 
 
-PlannedMixer: TypeAlias = PlannedAttention | PlannedRecurrence
+PlannedMixer: TypeAlias = PlannedAttention | PlannedLatents | PlannedRecurrence
 
 
 def plan_mixer(
@@ -82,6 +83,8 @@ def plan_mixer(
     def tensor(role: str) -> RawTensor:
         return source.tensor(layout.layer_tensor(layer, role))
 
+    if spec.latents is not None:
+        return plan_latents(spec, layer, tensor, joined, vector)
     biases, sinks = layout.qkv_biases(spec, layer), layout.sinks(spec, layer)
     o_bias, norms = layout.output_bias(spec, layer), layout.head_norms(spec, layer)
     return PlannedAttention(

@@ -47,6 +47,8 @@ class ReferenceExperts:
             is_sigmoid=mixture.scores == "sigmoid",
             correction=None if correction is None else correction.numpy(),
             scale=mixture.weight_scale,
+            num_groups=mixture.num_groups,
+            groups_per_token=mixture.groups_per_token,
         )
         num_tiles = most_tiles(chosen.size, mixture.num_experts, TILE_PAIRS)
         order = np.empty(chosen.size, np.int32)

@@ -31,6 +31,7 @@ from compute_plane.cuda.operands import (
 from compute_plane.cuda.reference_attention import Queries, attend
 from compute_plane.cuda.reference_blocks import floats, write_tokens
 from compute_plane.cuda.reference_experts import ReferenceExperts
+from compute_plane.cuda.reference_latents import ReferenceLatents
 from compute_plane.cuda.reference_logits import ReferenceLogits
 from compute_plane.cuda.reference_recurrences import (
     go_through_convolution,
@@ -65,6 +66,7 @@ class ReferenceOperations(ReferenceLogits):
         self._gate_mul = GATE_MUL[activation]
         self._unpacked: WeakKeyDictionary[QuantizedMatrix, Tensor] = WeakKeyDictionary()
         self.experts = ReferenceExperts(self)
+        self.latents = ReferenceLatents()
 
     def embedding(self, out: Tensor, table: Matrix, token_ids: Tensor) -> None:
         """Copy rows of a table."""

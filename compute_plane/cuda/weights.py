@@ -48,6 +48,30 @@ class DeviceAttention:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeviceLatents:
+    """Attention of a layer over latents; letters: `compute_plane.model.latents`.
+
+    `latents`: R + P outputs. `queries`: H·(N + P) outputs, of the hidden state or of what
+    `first_queries` give, normalised by `query_norm`, [query rank]. `latent_norm`: [R]. `keys`:
+    [H, R, N], `values`: [H, V, R]. `o`: of what heads give.
+    """
+
+    latents: Projection
+    latent_norm: Tensor
+    queries: Projection
+    keys: Tensor
+    values: Tensor
+    o: Projection
+    first_queries: Projection | None = None
+    query_norm: Tensor | None = None
+
+    @property
+    def o_bias(self) -> None:
+        """There is none."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceRecurrence:
     """What layers that keep states have in place of attention, whatever it is.
 
@@ -101,7 +125,9 @@ class DeviceMamba2(DeviceRecurrence):
     norm: Tensor
 
 
-Mixer: TypeAlias = DeviceAttention | DeviceDeltaNet | DeviceConvolution | DeviceMamba2
+Mixer: TypeAlias = (
+    DeviceAttention | DeviceLatents | DeviceDeltaNet | DeviceConvolution | DeviceMamba2
+)
 """What lets a token see those before it."""
 
 

@@ -96,7 +96,7 @@ class AttentionRecords:
         group = spec.num_heads // spec.num_kv_heads
         return max(
             rope_scratch_bytes(spec.head_dim),
-            attention_scratch_bytes(spec.head_dim, rows_per_item(group)),
+            attention_scratch_bytes(spec.head_dim, spec.head_dim, rows_per_item(group)),
         )
 
     def rope_write(self, index: int, layer: PackedAttention, epsilon: int) -> list[int]:
@@ -166,6 +166,9 @@ class AttentionRecords:
             Attention.PARTIALS: self._partials,
             Attention.WINDOW: spec.window_of(self._first_layer + index) or 0,
             Attention.SINKS: layer.sinks or 0,
+            Attention.VALUE_DIM: spec.head_dim,
+            Attention.HEAD_STRIDE: layout.head_bytes,
+            Attention.QUERIES_FIRST_WORD: StepWord.FIRST_TOKEN,
         }
         return [
             self._table.add(ATTENTION[layout.dtype], StepWord.ATTENTION_CHUNKS, operands),

@@ -116,6 +116,7 @@ def build_cpu_layers(
         spec.num_kv_heads,
         context.block_size,
         spec.head_dim,
+        spec.value_dim,
     )
     weights = pack_weights(
         spec,

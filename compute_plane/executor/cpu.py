@@ -28,6 +28,7 @@ from compute_plane.executor.interface import (
     Float32Array,
     Float64Array,
 )
+from compute_plane.executor.latent_records import work_heads
 from compute_plane.executor.llama_table import LOGITS_ROWS, PIECE_TOKENS, LlamaTable
 from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
 from compute_plane.executor.pieces import Piece, SortedTokens, sort_tokens
@@ -115,11 +116,12 @@ class CpuExecutor:
             for is_prompt in (False, True)
             for num_groups in (0, 1)
         }
+        self._work_heads = work_heads(spec)
         self._decode = DecodeSteps(
             self._shape,
             self._headers,
             num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
+            num_kv_heads=self._work_heads,
             num_threads=num_threads,
             most_rows=min(LOGITS_ROWS, PIECE_TOKENS, MAX_WANTS, max_tokens),
             tells_prompts_apart=self._llama.tells_prompts_apart,
@@ -228,7 +230,6 @@ class CpuExecutor:
         self, batch: ExecutionBatch, layout: TokenLayout, pieces: list[Piece]
     ) -> list[PieceArrays]:
         """Fill in the headers of the step's pieces; return the arrays they point to."""
-        spec = self._spec
         kept: list[PieceArrays] = []
         for index, piece in enumerate(pieces):
             first, end = piece.first, piece.end
@@ -236,12 +237,12 @@ class CpuExecutor:
             if len(pieces) > 1:  # the tokens of each row that lie in this piece
                 rows = layout.token_rows[first:end]
                 query_lens = np.bincount(rows, minlength=len(query_lens)).astype(np.int32)
-            items = attention_items(query_lens, spec.num_heads // spec.num_kv_heads)
+            items = attention_items(query_lens, self._spec.num_heads // self._work_heads)
             items, merges = share_long_contexts(
                 items,
                 layout.positions[first:end],
                 block_size=self._pool.block_size,
-                num_kv_heads=spec.num_kv_heads,
+                num_kv_heads=self._work_heads,
                 num_threads=self._team.num_threads,
             )
             arrays = PieceArrays(
@@ -257,7 +258,7 @@ class CpuExecutor:
                     layout.token_rows[first:end], layout.positions[first:end], batch.states
                 ),
             )
-            self._headers.describe_tokens(index, first, arrays, spec.num_kv_heads)
+            self._headers.describe_tokens(index, first, arrays, self._work_heads)
             kept.append(arrays)
         return kept
 

@@ -17,7 +17,6 @@ calls, of the first expert, is made as that of any matrix is, but nobody walks t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -76,7 +75,8 @@ class ExpertBuffers:
 
     `rows`: what products of experts read. `logits`: float32 [max_tokens, E]. `sums`: float32
     [R, 2·I], `given`: float32 [R, hidden], R = max_tokens · experts_per_token. `gates`: float32
-    [max_tokens]. `routing`: the operands that `Routing`'s operations share.
+    [max_tokens]. `routing`: the operands that `Routing`'s operations share; `groups`: those of
+    choosing among groups, which share words with others'.
     """
 
     def __init__(
@@ -108,6 +108,10 @@ class ExpertBuffers:
             Routing.PLACES: taken(num_rows),
             Routing.TOKENS: taken(num_rows),
             Routing.RUNS: taken(run_words(mixture.num_experts)),
+        }
+        self.groups: dict[int, int] = {
+            Routing.NUM_GROUPS: mixture.num_groups if mixture.num_groups > 1 else 0,
+            Routing.GROUPS_PER_TOKEN: mixture.groups_per_token,
         }
 
 
@@ -162,7 +166,11 @@ class ExpertRecords:
             self._table.add(
                 route_tokens,
                 StepWord.TOKEN_CHUNKS,
-                {**buffers.routing, Routing.CORRECTION: experts.correction or 0},
+                {
+                    **buffers.routing,
+                    **buffers.groups,
+                    Routing.CORRECTION: experts.correction or 0,
+                },
             ),
             self._table.add(group_by_expert, 1, buffers.routing),
             *(self._rows_of_experts(row_format, first.gate_up[0].k) for row_format in formats),
@@ -294,28 +302,3 @@ class ExpertRecords:
             )
             for record, matrix in zip(shared, matrices, strict=True)
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRecords:
-    """What adds records for one kind of tokens; `experts`: of models that have any."""
-
-    products: ProductRecords
-    experts: ExpertRecords | None
-
-    @property
-    def scratch_bytes(self) -> int:
-        """What a worker needs."""
-        of_experts = 0 if self.experts is None else self.experts.scratch_bytes
-        return max(self.products.scratch_bytes, of_experts)
-
-
-def token_records(
-    table: StepTable, rows: RowBuffers, experts: ExpertBuffers | None, *, of_prompt: bool
-) -> TokenRecords:
-    """Return what adds records to a table; `experts`: None for a model without any."""
-    products = ProductRecords(table, rows, of_prompt=of_prompt)
-    if experts is None:
-        return TokenRecords(products, None)
-    of_experts = ExpertRecords(table, experts, rows, products, of_prompt=of_prompt)
-    return TokenRecords(products, of_experts)

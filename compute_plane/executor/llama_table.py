@@ -10,6 +10,7 @@
          or  read:   norm → Q, K, V, Z, B, A → Gated DeltaNet → O, added to hidden → …
                      (LFM2: norm → B, C, X → gated convolution → …; Granite 4: norm → X, B, C, Z, D
                      → Mamba-2 → norm → O, added to hidden → …)
+         or  write, read:   attention over latents, `latent_records` → O, added to hidden → …
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
     embed    norm of the rows whose hidden states are wanted                    once 64 rows
 
@@ -29,14 +30,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from compute_plane.executor.attention_records import AttentionRecords
-from compute_plane.executor.expert_records import ExpertBuffers, TokenRecords, token_records
+from compute_plane.executor.expert_records import ExpertBuffers
 from compute_plane.executor.interface import Float32Array
+from compute_plane.executor.latent_records import LatentRecords
+from compute_plane.executor.packed_latents import PackedLatents
 from compute_plane.executor.packed_layers import PackedAttention, PackedMlp
 from compute_plane.executor.packed_recurrences import PackedMamba2
 from compute_plane.executor.product_records import HiddenRows, ProductRecords
 from compute_plane.executor.recurrence_records import RecurrenceRecords, rows_width
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
+from compute_plane.executor.token_records import TokenRecords, token_records
 from compute_plane.memory.huge_pages import HugePageArena
 from compute_plane.model.mamba2 import Mamba2
 from kernels.cpu.catalogue import EMBEDDINGS, normed_rows, plain_rows, sampled_rows
@@ -97,7 +101,11 @@ class LlamaTable:
         self._arena = HugePageArena("activations")
         self.table.keep(self._arena)
         self._spec = spec
+        latents = spec.latents
         self._heads_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        query_size = spec.query_size
+        if latents is not None:  # has buffers of its own
+            self._heads_width = query_size = 0
         recurrence = spec.recurrence
         own_rows = 0 if recurrence is None else rows_width(recurrence)
         out_size = 0 if recurrence is None else recurrence.out_size
@@ -106,21 +114,17 @@ class LlamaTable:
         self._hidden = self.hidden.ctypes.data
         first_layer = spec.num_layers - len(weights.layers)
         self._projected = self._floats(PIECE_TOKENS * max(self._heads_width, own_rows))
-        self._attended = self._floats(PIECE_TOKENS * max(spec.query_size, out_size))
+        self._attended = self._floats(PIECE_TOKENS * max(query_size, out_size))
         self._gate_up = self._floats(PIECE_TOKENS * 2 * max(spec.common_mlp_sizes, default=0))
         self.logits = self._float_rows(LOGITS_ROWS, spec.vocab_size)
-        widest = max(spec.hidden_size, spec.query_size, out_size, *spec.common_mlp_sizes)
+        widest = max(spec.hidden_size, spec.attended_size, out_size, *spec.common_mlp_sizes)
+        if latents is not None:
+            widest = max(widest, latents.query_rank)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
-        self._attention = AttentionRecords(
-            self.table,
-            self._arena,
-            spec,
-            kv_pool,
-            first_layer=first_layer,
-            max_tokens=max_tokens,
-            qkv=self._projected,
-            attended=self._attended,
-        )
+        self._attention = self._make_attention(kv_pool, first_layer, max_tokens)
+        rows_of_heads = None
+        if isinstance(self._attention, LatentRecords):
+            rows_of_heads = self._attention.rows
         self._recurrence = None
         if recurrence is not None and states is not None:
             self._recurrence = RecurrenceRecords(
@@ -139,8 +143,9 @@ class LlamaTable:
         experts = None
         if spec.mixture is not None:
             experts = ExpertBuffers(self._arena, spec, spec.mixture, PIECE_TOKENS)
-        generated = token_records(self.table, rows, experts, of_prompt=False)
-        prompt = token_records(self.table, rows, experts, of_prompt=True)
+        buffers = rows, experts, rows_of_heads
+        generated = token_records(self.table, *buffers, of_prompt=False)
+        prompt = token_records(self.table, *buffers, of_prompt=True)
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
         self.tells_prompts_apart = any(
             generated.products.format_of(matrix) != prompt.products.format_of(matrix)
@@ -163,6 +168,32 @@ class LlamaTable:
         )
 
     # --- the parts ---
+
+    def _make_attention(
+        self, pool: KvPool, first_layer: int, max_tokens: int
+    ) -> AttentionRecords | LatentRecords:
+        spec = self._spec
+        if spec.latents is not None:
+            return LatentRecords(
+                self.table,
+                self._arena,
+                spec,
+                spec.latents,
+                pool,
+                first_layer=first_layer,
+                max_tokens=max_tokens,
+                max_rows=PIECE_TOKENS,
+            )
+        return AttentionRecords(
+            self.table,
+            self._arena,
+            spec,
+            pool,
+            first_layer=first_layer,
+            max_tokens=max_tokens,
+            qkv=self._projected,
+            attended=self._attended,
+        )
 
     def _embedding(self, matrix: PackedMatrix) -> int:
         scale = self._spec.embedding_scale
@@ -190,6 +221,8 @@ class LlamaTable:
         after_mixer = replace(after_mixer, bias=layer.mixer.o_bias)
         if isinstance(layer.mixer, PackedAttention):
             write, read = self._attention_of(index, layer, layer.mixer, records)
+        elif isinstance(layer.mixer, PackedLatents):
+            write, read = self._latents_of(index, layer, layer.mixer, records)
         else:
             write, read = [], self._recurrence_of(index, layer, layer.mixer, records.products)
         return LayerRecords(
@@ -206,6 +239,8 @@ class LlamaTable:
     ) -> tuple[list[int], list[int]]:
         """Return what writes keys and values, and what attends, up to the product behind it."""
         products, attention = records.products, self._attention
+        if isinstance(attention, LatentRecords):
+            raise TypeError("a model with latents has no layers without")
         write = [
             *products.rows(*self._read(layer.attn_norm, mixer.qkv)),
             *products.beside_each_other(mixer.qkv, self._projected, self._heads_width),
@@ -220,6 +255,22 @@ class LlamaTable:
                 attention.gate(self._projected),
             ]
         return write, [*read, *self._attended_rows(mixer.o, self._spec.query_size, products)]
+
+    def _latents_of(
+        self, index: int, layer: PackedLayer, mixer: PackedLatents, records: TokenRecords
+    ) -> tuple[list[int], list[int]]:
+        """Return what writes latents, and what attends, up to the product behind it."""
+        products, attention, epsilon = records.products, self._attention, self._epsilon()
+        if records.heads is None or not isinstance(attention, LatentRecords):
+            raise TypeError("a model without latents has layers with them")
+
+        def read(matrices: Sequence[PackedMatrix]) -> list[int]:
+            return products.rows(*self._read(layer.attn_norm, matrices))
+
+        return (
+            attention.write(index, mixer, products, read, epsilon),
+            attention.attend(index, mixer, products, records.heads, read, epsilon),
+        )
 
     def _recurrence_of(
         self,

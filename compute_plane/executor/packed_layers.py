@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.packed_latents import PackedLatents
 from compute_plane.executor.packed_recurrences import PackedRecurrence
 from compute_plane.executor.weight_formats import Conversion, describe_formats
 from compute_plane.model.tensor import TensorFormat
@@ -170,7 +171,7 @@ class PackedAttention:
         )
 
 
-Mixer: TypeAlias = PackedAttention | PackedRecurrence
+Mixer: TypeAlias = PackedAttention | PackedLatents | PackedRecurrence
 """What lets a token see those before it."""
 
 

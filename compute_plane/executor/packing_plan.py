@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.packed_latents import plan_latents
 from compute_plane.executor.packed_layers import (
     ExpertBiases,
     Feedforward,
@@ -65,7 +66,9 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
     attn_norm = plan.vector(input_norms[0]) if input_norms else None
     recurrence = spec.recurrence_of(layer)
     mixer: Mixer
-    if recurrence is None:
+    if spec.latents is not None:
+        mixer = plan_latents(plan, spec, tensor)
+    elif recurrence is None:
         mixer = _plan_attention(plan, spec, source, layer)
     elif isinstance(recurrence, DeltaNet):
         mixer = _plan_delta_net(plan, tensor)

@@ -15,14 +15,15 @@ from compute_plane.model.exact_context import exact_length, with_long_contexts
 from compute_plane.model.gguf_gemma import LOCAL_BASE, with_gemma
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_kv_heads import gguf_num_kv_heads
+from compute_plane.model.gguf_latents import DEEPSEEK2, KEY_LENGTH, gguf_latents
 from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.gguf_mixture import gguf_intermediate_size, gguf_mixture
 from compute_plane.model.gguf_recurrence import SAID_BY_HEADS, gguf_recurrence
 from compute_plane.model.gguf_rope import read_rope_scaling
 from compute_plane.model.gguf_windows import SLIDING_WINDOW, read_windows
 from compute_plane.model.layout_checks import check_layout
 from compute_plane.model.layout_parts import parts_of_files
 from compute_plane.model.mapped_file import forget_pages
-from compute_plane.model.mixture import gguf_intermediate_size, gguf_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.pooling import gguf_pooling
 from compute_plane.model.spec import (
@@ -30,7 +31,6 @@ from compute_plane.model.spec import (
     ModelSpec,
 )
 from compute_plane.model.tensor import RawTensor
-from compute_plane.model.tensor_parts import part_of
 from compute_plane.model.windows import turning_in_windows, turning_unscaled, with_windows
 
 PHI3 = "phi3"
@@ -45,7 +45,7 @@ SMOLLM3_INTERVAL = 4
 # Keys of an architecture that change the arithmetic in ways this package does not compute, if they
 # are there at all.
 UNSUPPORTED_KEYS = (
-    "attention.key_length_mla",
+    KEY_LENGTH,
     "attention.temperature_length",
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -85,7 +85,7 @@ def read_gguf_spec(
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
             "Qwen3, Qwen3-VL, Qwen3-Next, Qwen3.5, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, "
-            "Seed-OSS, EXAONE 4, OLMo 2, SmolLM3, Granite, Gemma 3, LFM2, gpt-oss)",
+            "Seed-OSS, EXAONE 4, OLMo 2, SmolLM3, Granite, Gemma 3, LFM2, DeepSeek, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -94,8 +94,13 @@ def read_gguf_spec(
     rope_theta = keys.number(prefix + "rope.freq_base")
     layers_ahead = _num_layers_ahead(keys, prefix)
     num_layers = keys.require_integer(prefix + "block_count") - layers_ahead
-    head_dim = _head_dim(file, keys, prefix, hidden_size, num_heads)
     scaling = read_rope_scaling(file, keys, prefix, context_length)
+    latents = gguf_latents(file.path, keys, prefix, scaling)
+    head_dim = (
+        _head_dim(file, keys, prefix, hidden_size, num_heads)
+        if latents is None
+        else latents.row_size
+    )
     mixture = gguf_mixture(file, keys, prefix)
     stored_name = keys.text("general.name")
     spec = ModelSpec(
@@ -104,7 +109,9 @@ def read_gguf_spec(
         vocab_size=_vocab_size(file, keys, prefix),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=gguf_num_kv_heads(
+        num_kv_heads=1
+        if latents is not None
+        else gguf_num_kv_heads(
             file.path,
             keys,
             prefix,
@@ -122,7 +129,9 @@ def read_gguf_spec(
         tie_embeddings=layout.gguf_name(layout.LM_HEAD) not in file.tensors,
         num_parameters=0,
         weight_format="",
-        rotary_dim=_rotary_dim(file, keys, prefix, head_dim),
+        rotary_dim=_rotary_dim(file, keys, prefix, head_dim)
+        if latents is None
+        else latents.turning,
         layers_without_rope=_layers_without_rope(
             file, keys, architecture, min(num_layers, MAX_LAYERS)
         ),
@@ -134,6 +143,7 @@ def read_gguf_spec(
         and layout.gguf_name(FIRST_HEAD_NORM) not in file.tensors,
         layers_ahead=layers_ahead,
         recurrence=gguf_recurrence(file.path, keys, prefix, num_layers, layers_ahead),
+        latents=latents,
     )
     spec = with_long_contexts(spec, file.path, are_wanted=long_context)
     window, layers = read_windows(
@@ -200,7 +210,7 @@ class GgufSource:
             stored=_rows(entry, shape),
             head_order=self._head_orders.get(name),
         )
-        return tensor if part is None else part_of(tensor, name, part)
+        return tensor if part is None else part.part_of(tensor, name)
 
     def forget_pages(self) -> None:
         """Give back the memory that what was read of the file takes."""
@@ -316,8 +326,11 @@ def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:
         raise UnsupportedModelError(
             file.path, f"quantization version must be 2, got {quantization}"
         )
-    has_multipliers = ARCHITECTURES[prefix.removesuffix(".")].has_multipliers
-    unsupported = (*UNSUPPORTED_KEYS, *(() if has_multipliers else MULTIPLIERS))
+    architecture = prefix.removesuffix(".")
+    has_multipliers = ARCHITECTURES[architecture].has_multipliers
+    unsupported = [*UNSUPPORTED_KEYS, *(() if has_multipliers else MULTIPLIERS)]
+    if architecture == DEEPSEEK2:
+        unsupported.remove(KEY_LENGTH)
     for key in (*(prefix + key for key in unsupported), "adapter.type"):
         if keys.has(key):
             raise UnsupportedModelError(file.path, f"{key} is not supported")

@@ -37,6 +37,8 @@ YARN_WHOLE = "yarn_attn_factor"
 """Converters write what a directory calls `attention_factor`, all that turned rows are multiplied
 by. llama.cpp reads it of one architecture only, so it must be what follows from the factor."""
 OLMO2 = "olmo2."
+DEEPSEEK2 = "deepseek2."
+"""Of its files the logarithm's multiplier is of scores alone (`gguf_latents`)."""
 OLDER_WHOLE = "attn_factor"
 """What the converters that came with OLMo 3 called it."""
 
@@ -116,8 +118,10 @@ def _of_keys(
             file.path, f"RoPE scaling {printable(kind)} is not supported; supported are {SUPPORTED}"
         )
     multiplier = keys.number(scaling + LOG_MULTIPLIER) or 0.0
-    plain = PLAIN if prefix == MINISTRAL3 else {**PLAIN, LOG_MULTIPLIER: 0.0}
+    plain = PLAIN if prefix in (MINISTRAL3, DEEPSEEK2) else {**PLAIN, LOG_MULTIPLIER: 0.0}
     whole = yarn_attention_factor(1.0 if factor is None else factor, 1.0, multiplier)
+    if prefix == DEEPSEEK2:
+        whole = 1.0
     says_whole = {YARN_WHOLE, OLDER_WHOLE} if prefix == OLMO2 else {YARN_WHOLE}
     for name, value in plain.items():
         given = keys.number(scaling + name)

@@ -8,13 +8,17 @@ from compute_plane.model.exact_context import exact_length, with_long_contexts
 from compute_plane.model.hf_gemma import with_gemma
 from compute_plane.model.hf_granite4 import SHARED_SIZE, has_experts
 from compute_plane.model.hf_granite_swa import with_own_bases
+from compute_plane.model.hf_latents import config_latents
 from compute_plane.model.hf_lfm2 import lfm2_intermediate_size, refuse_other_lfm2
 from compute_plane.model.hf_model_types import (
+    DEEPSEEK3,
     GEMMA3,
     GLM4_MOE,
+    GLM4_MOE_LITE,
     GPT_OSS,
     GRANITE4,
     GRANITE_SWA,
+    KIMI_K2,
     LFM2,
     LFM2_MOE,
     MINISTRAL3,
@@ -78,7 +82,6 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     num_heads = config.integer("num_attention_heads")
     context_length = config.integer("max_position_embeddings")
     num_layers = config.integer("num_hidden_layers")
-    head_dim = _head_dim(config, kind, hidden_size, num_heads)
     has_types = model_type in (GEMMA3, OLMO3)
     turning = of_layer_type(config, FULL_ATTENTION) if has_types else config
     if model_type in POSITIONS:
@@ -89,6 +92,11 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         yarn_is_longrope=model_type == PHI3,
         queries_may_grow=model_type == MINISTRAL3,
     )
+    latents = config_latents(config, model_type, scaling)
+    num_kv_heads, head_dim = 1, 0
+    if latents is None:
+        num_kv_heads = config.integer("num_key_value_heads", kind.num_kv_heads or num_heads)
+        head_dim = _head_dim(config, kind, hidden_size, num_heads)
     norm_eps = config.number(kind.epsilon_key, kind.rms_norm_eps)
     # A model without a head has the embedding for one, as GGUF files of such models have it.
     ties = True if _is_headless(config, kind) else _ties(config, model_type)
@@ -98,8 +106,8 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         vocab_size=config.integer("vocab_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=config.integer("num_key_value_heads", kind.num_kv_heads or num_heads),
-        head_dim=head_dim,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim if latents is None else latents.row_size,
         hidden_size=hidden_size,
         intermediate_size=_intermediate_size(config, model_type),
         context_length=exact_length(kind.architecture, context_length, scaling),
@@ -109,7 +117,7 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         tie_embeddings=kind.ties if ties is None else ties,
         num_parameters=0,
         weight_format="",
-        rotary_dim=_rotary_dim(turning, kind, head_dim),
+        rotary_dim=_rotary_dim(turning, kind, head_dim) if latents is None else latents.turning,
         layers_without_rope=_layers_without_rope(config, model_type, num_layers),
         mixture=config_mixture(config, model_type),
         lacks_qkv_bias=_lacks_qkv_bias(config, kind),
@@ -117,6 +125,7 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         and not config.boolean("use_qk_norm"),
         layers_ahead=_layers_ahead(config, model_type),
         recurrence=config_recurrence(config, model_type, norm_eps),
+        latents=latents,
     )
     _refuse_variants(config, model_type)
     spec = with_long_contexts(spec, config.path, are_wanted=long_context)
@@ -224,7 +233,7 @@ def _layers_without_rope(config: JsonObject, model_type: str, num_layers: int) -
 
 def _layers_ahead(config: JsonObject, model_type: str) -> int:
     """Return how many layers files have behind the last one; ERNIE's are called otherwise."""
-    if model_type != GLM4_MOE:
+    if model_type not in (GLM4_MOE, GLM4_MOE_LITE, DEEPSEEK3, KIMI_K2):
         return 0
     return config.integer("num_nextn_predict_layers", config.integer("num_mtp_layers", 1))
 

@@ -35,6 +35,11 @@ GEMMA3 = "gemma3_text"
 GPT_OSS = "gpt_oss"
 LFM2 = "lfm2"
 LFM2_MOE = "lfm2_moe"
+DEEPSEEK2 = "deepseek_v2"
+DEEPSEEK3 = "deepseek_v3"
+KIMI_K2 = "kimi_k2"
+GLM4_MOE_LITE = "glm4_moe_lite"
+YOUTU = "youtu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +186,11 @@ MODEL_TYPES: Final = {
         rms_norm_eps=1e-5,
         epsilon_key="norm_eps",
     ),
+    DEEPSEEK2: ModelType("deepseek2", "DeepseekV2ForCausalLM"),
+    DEEPSEEK3: ModelType("deepseek2", "DeepseekV3ForCausalLM"),
+    KIMI_K2: ModelType("deepseek2", "DeepseekV3ForCausalLM"),
+    GLM4_MOE_LITE: ModelType("deepseek2", "Glm4MoeLiteForCausalLM", rms_norm_eps=1e-5),
+    YOUTU: ModelType("deepseek2", "YoutuForCausalLM", ties=True),
     GRANITE_MOE: ModelType("granitemoe", "GraniteMoeForCausalLM"),
     GPT_OSS: ModelType(
         "gpt-oss",

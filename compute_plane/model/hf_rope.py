@@ -143,6 +143,12 @@ def rope_scaling(
     )
 
 
+def yarn_multiplier(config: JsonObject) -> float:
+    """Return YaRN's `mscale_all_dim`, by which scores over latents grow; 0: they do not."""
+    parameters = next(iter(_parameters(config)), None)
+    return 0.0 if parameters is None else parameters.number("mscale_all_dim", 0.0)
+
+
 def _parameters(config: JsonObject) -> list[JsonObject]:
     """Return the objects that say something of rotary positions, the one that holds first."""
     members = [config.member(key) for key in ("rope_scaling", "rope_parameters")]

@@ -37,6 +37,7 @@ The canonical names are those of Hugging Face checkpoints.
   Of layers behind the last one, which predict ahead, nothing is used (`is_left_out`).
   Mixtures of experts have a router and experts in place of the MLP (`expert_layout`). Qwen3.5, Qwen3-Next, LFM2 and Granite 4
   have something else in place of attention in most layers (`recurrence_layout`), Qwen's gates in the others (`delta_net_layout`).
+  DeepSeek's layers have something else for q, k and v: `latent_layout`.
   LFM2's directories have other names for nearly everything (`DIRECTORY_NAMES`), its files for the last norm.
 """  # noqa: E501 - a table
 
@@ -46,7 +47,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compute_plane.model import delta_net_layout, expert_layout, recurrence_layout
+from compute_plane.model import (
+    delta_net_layout,
+    expert_layout,
+    latent_layout,
+    recurrence_layout,
+)
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import IntArray
@@ -126,6 +132,7 @@ GGUF_LAYER_NAMES = {
     GATE_UP: "ffn_up",
     **recurrence_layout.GGUF_NAMES,
     **expert_layout.GGUF_NAMES,
+    **latent_layout.GGUF_NAMES,
 }
 GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt-oss": {MLP_NORM: "post_attention_norm"},
@@ -255,13 +262,7 @@ def gguf_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return every tensor the model must have, canonical name to shape, in the order of use."""
     hidden = spec.hidden_size
-    of_attention: dict[str, tuple[int, ...]] = {
-        QUERY: (spec.query_size, hidden),
-        KEY: (spec.kv_size, hidden),
-        VALUE: (spec.kv_size, hidden),
-        **({QUERY_GATE: (spec.query_size, hidden)} if spec.gates_attention else {}),
-        OUTPUT: (hidden, spec.query_size),
-    }
+    of_attention = {**_attention_shapes(spec), OUTPUT: (hidden, spec.attended_size)}
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
         mixture, recurrence = spec.mixture_of(layer), spec.recurrence_of(layer)
@@ -285,6 +286,19 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if not spec.tie_embeddings:
         shapes[LM_HEAD] = (spec.vocab_size, hidden)
     return shapes
+
+
+def _attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the roles and shapes of what a layer's attention has but for its output."""
+    hidden = spec.hidden_size
+    if spec.latents is not None:
+        return latent_layout.latent_shapes(spec.latents, spec.num_heads, hidden)
+    return {
+        QUERY: (spec.query_size, hidden),
+        KEY: (spec.kv_size, hidden),
+        VALUE: (spec.kv_size, hidden),
+        **({QUERY_GATE: (spec.query_size, hidden)} if spec.gates_attention else {}),
+    }
 
 
 def _head_norm_shapes(spec: ModelSpec) -> list[tuple[int]]:
@@ -312,6 +326,13 @@ def head_orders(spec: ModelSpec, *, turns_neighbours: bool) -> dict[str, IntArra
     whatever their order, if only it is the same of queries and keys.
     """
     size, turning = spec.head_dim, spec.num_turning
+    if spec.latents is not None:
+        orders = latent_layout.latent_orders(spec.latents) if turns_neighbours else {}
+        return {
+            layer_tensor(layer, role): order
+            for layer in range(spec.num_layers)
+            for role, order in orders.items()
+        }
     if not turns_neighbours and turning == size:
         return {}
     first = np.arange(turning).reshape((-1, 2) if turns_neighbours else (2, -1))

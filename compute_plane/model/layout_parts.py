@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
-from compute_plane.model import expert_layout, layout, recurrence_layout
+from compute_plane.model import expert_layout, latent_layout, layout, recurrence_layout
 from compute_plane.model.layout import DOWN, GATE, GATE_UP, KEY, QKV, QUERY, UP, VALUE, layer_tensor
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor_parts import RowRuns, RowsOfPart
+from compute_plane.model.turned_heads import TurnedHeads
+
+Part: TypeAlias = RowsOfPart | TurnedHeads
+"""Where a tensor of the model lies in one of a file."""
 
 FUSED: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "phi3": {QKV: (QUERY, KEY, VALUE), GATE_UP: (GATE, UP)},
@@ -24,9 +28,9 @@ FUSED_IN_DIRECTORIES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 }
 
 
-def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, RowsOfPart]:
+def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, Part]:
     """Return the tensors that are parts of others, or have other names, in files of this kind."""
-    parts = dict(_fused(spec, in_gguf=in_gguf))
+    parts: dict[str, Part] = dict(_fused(spec, in_gguf=in_gguf))
     if spec.mixture is not None:
         stored = list(expert_layout.stored_mixture(spec, spec.mixture, in_gguf=in_gguf))
         for layer in range(spec.mixture.dense_layers, spec.num_layers):
@@ -38,6 +42,9 @@ def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, RowsOfPart]:
         prefix, recurrence = f"{layout.PREFIX}layers.{layer}.", spec.recurrence_of(layer)
         for name, part in recurrence_layout.stored_parts(spec, recurrence, in_gguf=in_gguf):
             parts[prefix + name] = dataclasses.replace(part, stored=prefix + part.stored)
+        if spec.latents is not None:
+            for name, own in latent_layout.stored_latents(spec.latents, spec.num_heads):
+                parts[prefix + name] = dataclasses.replace(own, stored=prefix + own.stored)
     return parts
 
 

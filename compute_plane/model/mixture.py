@@ -1,10 +1,13 @@
-"""Mixtures of experts: what files say of them.
+"""Mixtures of experts: what config.json says of them (GGUF files: `gguf_mixture`).
 
     y = Σ over the chosen experts e of  w_e · mlp_e(x)  + σ(x · gateᵀ) · mlp_shared(x)
 
     s_e      a softmax of the logits x · routerᵀ, or the sigmoid of each
     chosen   the `experts_per_token` with the largest s_e, or the largest s_e + correction_e
     w_e      s_e over the sum of those of the chosen (of sigmoids and 1e-20), or s_e; times a number
+
+Where experts lie in groups, chosen are those with the largest s_e or s_e + correction_e among the
+experts of some groups (`Mixture.num_groups`).
 
 The second term only where experts are shared, its first factor only in Qwen's.
 
@@ -19,19 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from compute_plane.model import expert_layout, layout
-from compute_plane.model.architectures import ARCHITECTURES
-from compute_plane.model.errors import ModelFileError, UnsupportedModelError
-from compute_plane.model.gguf_header import GgufFile
-from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.hf_granite4 import EXPERTS, SHARED_SIZE, has_experts
 from compute_plane.model.hf_model_types import (
+    DEEPSEEK2,
+    DEEPSEEK3,
     DOTS1,
     ERNIE_MOE,
     GLM4_MOE,
+    GLM4_MOE_LITE,
     GPT_OSS,
     GRANITE4,
     GRANITE_MOE,
+    KIMI_K2,
     LFM2_MOE,
     MIXTRAL,
     QWEN2_MOE,
@@ -40,11 +43,11 @@ from compute_plane.model.hf_model_types import (
     QWEN3_NEXT,
 )
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.spec import Mixture, Scores
+from compute_plane.model.spec import Mixture
 
 OWN_WIDTHS: Final = (
     QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_MOE, GLM4_MOE, DOTS1, ERNIE_MOE,
-    LFM2_MOE,
+    LFM2_MOE, DEEPSEEK2, DEEPSEEK3, KIMI_K2, GLM4_MOE_LITE,
 )  # fmt: skip
 """Model types whose experts have a width by a key of its own."""
 EXPERT_WIDTH: Final = "moe_intermediate_size"
@@ -61,6 +64,10 @@ DEFAULTS: Final[dict[str, tuple[int | None, int | None]]] = {
     GPT_OSS: (128, 4),
     LFM2_MOE: (32, 4),
     GRANITE4: (EXPERTS, 2),
+    DEEPSEEK2: (64, None),
+    DEEPSEEK3: (256, 8),
+    KIMI_K2: (256, 8),
+    GLM4_MOE_LITE: (64, 4),
 }
 """Of a model type with experts: how many, and how many a token, where config.json does not say."""
 COUNTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -68,41 +75,33 @@ COUNTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 CHOSEN: Final = ("num_experts_per_tok", "moe_k")
 SHARED_SIZES: Final = {QWEN2_MOE: 5632, QWEN3_NEXT: 512, QWEN3_5_MOE: 512}
 """Of Qwen's MLPs that all tokens go through, with a gate, where config.json does not say."""
-SOFTMAX, SIGMOID = 1, 2
-SCORES: Final[dict[int, Scores]] = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
-"""GGUF's numbers for functions of the router."""
-UNSUPPORTED_COUNTS: Final = {"expert_group_count": 1, "interleave_moe_layer_step": 1}
-"""Keys of GGUF files, and the largest number that changes nothing."""
-UNSHARED_COUNTS: Final = {
-    "expert_shared_count": 0,
-    "expert_shared_feed_forward_length": 0,
-    "leading_dense_block_count": 0,
-}
-"""The same, of architectures that share no experts."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Sharing:
-    """What GGUF files of an architecture with shared experts mean where they say nothing.
+class _Meant:
+    """What config.json means of a model that chooses experts as DeepSeek-V3 does.
 
-    `normalises`: whether weights are normalised whatever is said; None: if it is said.
+    `groups`: how many there are, and how many a token has.
     """
 
-    scores: Scores = "softmax"
-    normalises: bool | None = None
-    gates_shared: bool = False
+    normalises: bool = True
+    weight_scale: float = 1.0
+    num_shared: int | None = 1
+    dense_layers: int = 0
+    groups: tuple[int, int] = (1, 1)
 
 
-SHARING: Final = {
-    "qwen2moe": _Sharing(normalises=False, gates_shared=True),
-    "qwen3next": _Sharing(normalises=True, gates_shared=True),
-    "qwen35moe": _Sharing(normalises=True, gates_shared=True),
-    "glm4moe": _Sharing("sigmoid"),
-    "dots1": _Sharing("sigmoid"),
-    "ernie4_5-moe": _Sharing(normalises=True),
-    "granitehybrid": _Sharing(normalises=True),
-    "lfm2moe": _Sharing("sigmoid", normalises=True),
+OF_DEEPSEEK3: Final = {
+    GLM4_MOE: _Meant(dense_layers=1),
+    DOTS1: _Meant(normalises=False, num_shared=None),
+    GLM4_MOE_LITE: _Meant(weight_scale=1.8, dense_layers=1),
+    DEEPSEEK3: _Meant(weight_scale=2.5, dense_layers=3, groups=(8, 4)),
+    KIMI_K2: _Meant(weight_scale=2.5, dense_layers=3, groups=(8, 4)),
 }
+GREEDY, IN_GROUPS = "greedy", "group_limited_greedy"
+"""How DeepSeek-V2 chooses experts."""
+DENSE, SPARSE = "dense", "sparse"
+"""What the layers of a GLM-4.7-Flash have: one MLP, or experts."""
 
 
 def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
@@ -134,8 +133,10 @@ def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
         mixture = _of_lfm2(config, mixture)
     elif model_type == ERNIE_MOE:
         mixture = _of_ernie(config, mixture)
-    elif model_type in (GLM4_MOE, DOTS1):
-        mixture = _of_glm(config, mixture, model_type)
+    elif model_type == DEEPSEEK2:
+        mixture = _of_deepseek2(config, mixture)
+    elif model_type in OF_DEEPSEEK3:
+        mixture = _of_deepseek3(config, mixture, OF_DEEPSEEK3[model_type])
     return checked(config.path, mixture)
 
 
@@ -148,24 +149,80 @@ def _first_integer(config: JsonObject, keys: tuple[str, ...], default: int | Non
     return config.integer(keys[0]) if default is None else default
 
 
-def _of_glm(config: JsonObject, mixture: Mixture, model_type: str) -> Mixture:
-    """Return what a GLM-4.5 or a dots.llm1 says besides; of transformers' defaults they differ."""
-    is_glm = model_type == GLM4_MOE
-    for key in ("n_group", "topk_group"):
-        if (config.optional_integer(key) or 1) != 1:
-            raise UnsupportedModelError(config.path, f"groups of experts are not supported ({key})")
+def _of_deepseek3(config: JsonObject, mixture: Mixture, meant: _Meant) -> Mixture:
+    """Return what a model says besides that chooses experts as DeepSeek-V3 does."""
+    for key, expected in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
+        _refuse_other(config, key, expected)
     said = config.boolean("norm_topk_prob")
-    num_shared = config.integer("n_shared_experts", 1 if is_glm else None)
+    num_groups = config.optional_integer("n_group")
+    groups_per_token = config.optional_integer("topk_group")
     return dataclasses.replace(
         mixture,
-        normalises_weights=is_glm if said is None else said,
+        normalises_weights=meant.normalises if said is None else said,
         scores="sigmoid",
-        weight_scale=config.number("routed_scaling_factor", 1.0),
+        weight_scale=config.number("routed_scaling_factor", meant.weight_scale),
         corrects_choice=True,
-        shared_size=num_shared * config.integer(EXPERT_WIDTH),
-        dense_layers=config.integer("first_k_dense_replace", 1 if is_glm else 0),
+        shared_size=config.integer("n_shared_experts", meant.num_shared)
+        * config.integer(EXPERT_WIDTH),
+        dense_layers=_dense_layers(config, meant.dense_layers),
         dense_size=config.integer("intermediate_size"),
+        num_groups=meant.groups[0] if num_groups is None else num_groups,
+        groups_per_token=meant.groups[1] if groups_per_token is None else groups_per_token,
     )
+
+
+def _of_deepseek2(config: JsonObject, mixture: Mixture) -> Mixture:
+    """Return what a DeepSeek-V2 says besides."""
+    method = config.text("topk_method") or GREEDY
+    if method not in (GREEDY, IN_GROUPS):
+        raise UnsupportedModelError(
+            config.path, f"topk_method must be {GREEDY} or {IN_GROUPS}, got {printable(method)}"
+        )
+    _refuse_other(config, "scoring_func", "softmax")
+    if config.boolean("norm_topk_prob"):
+        raise UnsupportedModelError(config.path, "norm_topk_prob = true is not supported")
+    num_groups = groups_per_token = 1
+    if method == IN_GROUPS:
+        num_groups = config.integer("n_group")
+        groups_per_token = config.integer("topk_group")
+    return dataclasses.replace(
+        mixture,
+        normalises_weights=False,
+        weight_scale=config.number("routed_scaling_factor", 1.0),
+        shared_size=config.integer("n_shared_experts", 2) * config.integer(EXPERT_WIDTH),
+        dense_layers=_dense_layers(config, 0),
+        dense_size=config.integer("intermediate_size"),
+        num_groups=num_groups,
+        groups_per_token=groups_per_token,
+    )
+
+
+def _refuse_other(config: JsonObject, key: str, expected: str) -> None:
+    given = config.text(key) or expected
+    if given != expected:
+        raise UnsupportedModelError(
+            config.path, f"{key} must be {expected}, got {printable(given)}"
+        )
+
+
+def _dense_layers(config: JsonObject, default: int) -> int:
+    """Return how many layers have one MLP: the first ones."""
+    if config.integer("moe_layer_freq", 1) != 1:
+        raise UnsupportedModelError(
+            config.path, "layers without experts behind layers with them (moe_layer_freq)"
+        )
+    kinds = config.raw("mlp_layer_types")
+    if kinds is None:
+        return config.integer("first_k_dense_replace", default)
+    num_layers = config.integer("num_hidden_layers")
+    count = kinds.count(DENSE) if isinstance(kinds, list) else 0
+    if kinds != [DENSE] * count + [SPARSE] * (num_layers - count):
+        raise UnsupportedModelError(
+            config.path,
+            f"mlp_layer_types must be {DENSE} of the first layers and {SPARSE} of all others, "
+            f"{num_layers} in all",
+        )
+    return count
 
 
 def _of_ernie(config: JsonObject, mixture: Mixture) -> Mixture:
@@ -208,86 +265,6 @@ def _refuse_dense_layers(config: JsonObject) -> None:
             "layers without experts beside layers with them are not supported "
             "(decoder_sparse_step, mlp_only_layers)",
         )
-
-
-def gguf_mixture(file: GgufFile, keys: GgufMetadata, prefix: str) -> Mixture | None:
-    """Return the mixture of a GGUF file, None where it has none.
-
-    `prefix`: of the architecture's keys. Raises ModelFileError, UnsupportedModelError.
-    """
-    path, architecture = file.path, prefix.removesuffix(".")
-    count = keys.integer(prefix + "expert_count")
-    experts = ARCHITECTURES[architecture].experts
-    if not count and experts != "always":
-        return None
-    if experts == "never":
-        raise UnsupportedModelError(path, "mixtures of experts are not supported")
-    sharing = SHARING.get(architecture)
-    unsupported = UNSUPPORTED_COUNTS | (UNSHARED_COUNTS if sharing is None else {})
-    for key, most in unsupported.items():
-        given = keys.integer(prefix + key)
-        if given is not None and given > most:
-            raise UnsupportedModelError(path, f"{prefix}{key} = {given} is not supported")
-    function = keys.integer(prefix + "expert_gating_func")
-    scores: Scores = "softmax" if sharing is None else sharing.scores
-    if function and SCORES.get(function) != scores:
-        number = next(number for number, name in SCORES.items() if name == scores)
-        raise UnsupportedModelError(
-            path, f"{prefix}expert_gating_func must be {number} ({scores}), got {function}"
-        )
-    scale = keys.number(prefix + "expert_weights_scale") or 1.0
-    if sharing is None and scale != 1.0:
-        raise UnsupportedModelError(path, f"{prefix}expert_weights_scale is not supported")
-    said = keys.boolean(prefix + "expert_weights_norm")
-    mixture = Mixture(
-        keys.require_integer(prefix + "expert_count"),
-        keys.require_integer(prefix + "expert_used_count"),
-        normalises_weights=said is not False,
-        scores=scores,
-        weight_scale=scale,
-    )
-    if sharing is not None:
-        mixture = _shared_in_gguf(file, keys, prefix, mixture, sharing)
-    return checked(path, mixture)
-
-
-def _shared_in_gguf(
-    file: GgufFile, keys: GgufMetadata, prefix: str, mixture: Mixture, sharing: _Sharing
-) -> Mixture:
-    """Return what a file with shared experts says besides; how wide those are, its tensors say."""
-    dense_layers = keys.integer(prefix + "leading_dense_block_count") or 0
-
-    def tensor(role: str, part: str = layout.WEIGHT) -> tuple[int, ...] | None:
-        entry = file.tensors.get(layout.gguf_name(layout.layer_tensor(dense_layers, role, part)))
-        return None if entry is None else entry.shape
-
-    shape = tensor(f"{expert_layout.SHARED}.{expert_layout.GATE}")
-    normalises = sharing.normalises
-    if normalises is None:
-        normalises = bool(keys.boolean(prefix + "expert_weights_norm"))
-    return dataclasses.replace(
-        mixture,
-        normalises_weights=normalises,
-        corrects_choice=tensor(expert_layout.CORRECTION, layout.BIAS) is not None,
-        shared_size=0 if shape is None else shape[0],
-        gates_shared=sharing.gates_shared and shape is not None,
-        dense_layers=dense_layers,
-        dense_size=keys.require_integer(prefix + "feed_forward_length") if dense_layers else 0,
-    )
-
-
-def gguf_intermediate_size(keys: GgufMetadata, prefix: str, mixture: Mixture | None) -> int:
-    """Return the width of an MLP, or of an expert: files of some name it apart.
-
-    Older ones of Qwen2-MoE and GLM-4.5 say what the experts of a token have together.
-    """
-    of_experts = keys.integer(prefix + "expert_feed_forward_length")
-    if mixture is not None and of_experts:
-        return of_experts
-    width = keys.require_integer(prefix + "feed_forward_length")
-    if mixture is not None and prefix in ("qwen2moe.", "glm4moe."):
-        return width // mixture.experts_per_token
-    return width
 
 
 def checked(path: Path, mixture: Mixture) -> Mixture:

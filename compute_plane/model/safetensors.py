@@ -36,7 +36,6 @@ from compute_plane.model.stacked_experts import (
 )
 from compute_plane.model.stored_tensor import ARRAY_TYPES, FLOATS, StoredTensor
 from compute_plane.model.tensor import RawTensor
-from compute_plane.model.tensor_parts import part_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -80,7 +79,7 @@ class SafetensorsSource:
         stored_name = layout.directory_name(self._spec, name if part is None else part.stored)
         tensor = self._tensors[stored_name]
         if part is not None:
-            tensor = part_of(tensor, name, part)
+            tensor = part.part_of(tensor, name)
         if layout.begins_at_one(self._spec, name):
             tensor = dataclasses.replace(tensor, added=1.0)
         if stored_name.endswith(f".{recurrence_layout.LOGARITHMS}"):

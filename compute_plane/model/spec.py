@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from compute_plane.model.architectures import ARCHITECTURES, Activation
+from compute_plane.model.latents import Latents
 from compute_plane.model.recurrence import Recurrence
 from compute_plane.model.rope_scaling import (
     MAX_CONTEXT_LENGTH,
@@ -35,7 +36,9 @@ class Mixture:
     score has added where experts are chosen, and nowhere else. `shared_size`: width of an MLP that
     all tokens go through besides, 0: there is none; `gates_shared`: what it gives is multiplied by
     the sigmoid of a product of its own. `dense_layers`: how many layers, the first ones, have one
-    MLP instead, `dense_size` wide.
+    MLP instead, `dense_size` wide. `num_groups`: as many runs of neighbours the experts are, and a
+    token's lie in `groups_per_token` of them, those with the largest score, or where a correction
+    is added with the largest sum of two.
     """
 
     num_experts: int
@@ -48,6 +51,8 @@ class Mixture:
     gates_shared: bool = False
     dense_layers: int = 0
     dense_size: int = 0
+    num_groups: int = 1
+    groups_per_token: int = 1
 
     def faults(self) -> list[str]:
         """Return what makes these numbers no mixture, one line each; empty if sound."""
@@ -68,6 +73,29 @@ class Mixture:
             )
         if self.dense_layers and not 1 <= self.dense_size <= MAX_INTERMEDIATE_SIZE:
             faults.append(f"dense_size must be 1 to {MAX_INTERMEDIATE_SIZE}, got {self.dense_size}")
+        return faults + self._faults_of_groups()
+
+    def _faults_of_groups(self) -> list[str]:
+        """Return why experts cannot lie in these groups; nothing of what other numbers are."""
+        count, chosen = self.num_groups, self.groups_per_token
+        if count < 1 or self.num_experts % count:
+            return [f"num_groups must divide {self.num_experts} experts, got {count}"]
+        size = self.num_experts // count
+        if not 1 <= chosen <= count:
+            return [f"groups_per_token must be 1 to {count}, got {chosen}"]
+        if count == 1:
+            return []
+        faults = []
+        if chosen * size < self.experts_per_token:
+            faults.append(
+                f"groups_per_token must be enough for {self.experts_per_token} experts, "
+                f"got {chosen} groups of {size}"
+            )
+        if self.corrects_choice and size < 2:
+            faults.append(
+                f"num_groups must be at most {self.num_experts // 2}, for groups are chosen by "
+                f"their two largest scores, got {count}"
+            )
         return faults
 
 
@@ -95,6 +123,8 @@ class ModelSpec:
     embedding is made of (`compute_plane.model.pooling`); empty: the files do not say.
     `layers_ahead`: how many layers the files have behind these, which predict further on and do not
     run. `recurrence`: what some layers have in place of attention; None: all layers attend.
+    `latents`: what tokens leave in place of keys and values. Then there is one kv head, whose keys
+    are the latents and what turns beside them, `head_dim` elements, and whose values are latents.
     """
 
     name: str
@@ -128,6 +158,7 @@ class ModelSpec:
     lacks_head_norms: bool = False
     layers_ahead: int = 0
     recurrence: Recurrence | None = None
+    latents: Latents | None = None
 
     def recurrence_of(self, layer: int) -> Recurrence | None:
         """Return what a layer has in place of attention; None: it attends."""
@@ -246,6 +277,17 @@ class ModelSpec:
         return self.num_heads * self.head_dim
 
     @property
+    def attended_size(self) -> int:
+        """Width of what all heads together give to the product behind attention."""
+        latents = self.latents
+        return self.query_size if latents is None else self.num_heads * latents.value_size
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value, as attention sees them."""
+        return self.head_dim if self.latents is None else self.latents.rank
+
+    @property
     def kv_size(self) -> int:
         """Width of all key heads together; that of all value heads is the same."""
         return self.num_kv_heads * self.head_dim
@@ -296,4 +338,5 @@ def faults_of(spec: ModelSpec) -> list[str]:
             f"layers, got {mixture.dense_layers}"
         )
     faults += [] if spec.recurrence is None else spec.recurrence.faults(spec.num_layers)
+    faults += [] if spec.latents is None else spec.latents.faults()
     return faults + scaling_faults(spec.rope_scaling, spec.num_turning, spec.rope_theta)

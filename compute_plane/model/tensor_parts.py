@@ -50,14 +50,20 @@ class RowsOfPart:
             return RunOfRows(stored, self.runs[0].first, self.runs[0].size)
         return PickedRows(stored, np.concatenate([runs.numbers() for runs in self.runs]))
 
+    def part_of(self, stored: RawTensor, name: str) -> RawTensor:
+        """Return the rows as a tensor of the model, or as a bias, which is one of them."""
+        is_vector = name.endswith(".bias")
+        num_rows = sum(runs.num_rows for runs in self.runs)
+        return dataclasses.replace(
+            stored,
+            name=name,
+            shape=stored.shape[-1:] if is_vector else (num_rows, stored.shape[-1]),
+            stored=self.rows_of(stored.stored),
+        )
 
-def part_of(stored: RawTensor, name: str, part: RowsOfPart) -> RawTensor:
-    """Return the rows of a stored tensor that are one of the model's; of a bias, which is one."""
-    is_vector = name.endswith(".bias")
-    num_rows = sum(runs.num_rows for runs in part.runs)
+
+def rows_of_tensor(tensor: RawTensor, first: int, count: int) -> RawTensor:
+    """Return neighbouring rows of a matrix of the model."""
     return dataclasses.replace(
-        stored,
-        name=name,
-        shape=stored.shape[-1:] if is_vector else (num_rows, stored.shape[-1]),
-        stored=part.rows_of(stored.stored),
+        tensor, shape=(count, tensor.shape[1]), stored=RunOfRows(tensor.stored, first, count)
     )

@@ -100,6 +100,9 @@ def _prepare_attention(
         Attention.HEAD_DIM: HEAD_DIM,
         Attention.NUM_HEADS: HEADS,
         Attention.NUM_KV_HEADS: KV_HEADS,
+        Attention.VALUE_DIM: HEAD_DIM,
+        Attention.HEAD_STRIDE: layout.head_bytes,
+        Attention.QUERIES_FIRST_WORD: StepWord.FIRST_TOKEN,
         Attention.PARTIALS: bench.zeros(4 * len(items) * attention_partial_floats(HEADS, HEAD_DIM)),
     }
     header = bench.header(
@@ -113,7 +116,7 @@ def _prepare_attention(
             StepWord.ATTENTION_MERGES: bench.place(merges),
             StepWord.NUM_ATTENTION_MERGES: len(merges),
         },
-        scratch_bytes=attention_scratch_bytes(HEAD_DIM, rows_per_item(GROUP)),
+        scratch_bytes=attention_scratch_bytes(HEAD_DIM, HEAD_DIM, rows_per_item(GROUP)),
     )
     attend = bench.record(ATTENTION[dtype], len(items) * KV_HEADS, operands)
     entries = [(attend, header)]

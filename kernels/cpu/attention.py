@@ -23,6 +23,10 @@ A head may have a *sink* (`Attention.SINKS`), a score beside those of the tokens
 give: what it takes is added to the sum of the weights at the very end, after all folding, where it
 does not matter who has computed which segment.
 
+Values may be shorter than keys, and several kv heads may read the same: of attention over latents
+(`kernels.reference.latent_attention`) values are the first elements of keys, and the query heads,
+which all read one row of a token, are cut into parts for threads to share.
+
 What a row computes depends on its queries and its context alone: no sum runs across rows, tokens a
 row does not see are not added (or, in tile registers, added as exact zeros), and all decisions
 (new maximum, fold) are the row's own. The maximum is a reference, not a result: it is raised only
@@ -117,20 +121,24 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
         first_token, num_tokens = word32(item, Item.TOKEN), word32(item, Item.NUM_TOKENS)
         dim, group = word(record, Attention.HEAD_DIM), num_heads // kv_heads
         padded, rows = (dim + LANES - 1) // LANES * LANES, num_tokens * group
+        value_dim = word(record, Attention.VALUE_DIM)
+        width = (value_dim + LANES - 1) // LANES * LANES
         room = (rows + ROW_BLOCK - 1) // ROW_BLOCK * ROW_BLOCK
         places, positions = memory + PLACES_AT, memory + POSITIONS_AT
         states = memory + ROWS_AT
         sums = states + room * STATE_BYTES
         queries = sums + room * SUMS_BYTES
         out = queries + room * 4 * padded
-        folded = out + room * 4 * padded
-        expanded = folded + room * 4 * padded
+        folded = out + room * 4 * width
+        expanded = folded + room * 4 * width
         query_bytes = padded * (2 if to_pairs else 4)
         key_bytes = padded * SUB_BLOCK_TOKENS * value_bytes
+        values_bytes = width * SUB_BLOCK_TOKENS * value_bytes
 
-        shift = 4 * dim * (num_heads * first_token + group * head)
-        source = word(record, Attention.QUERIES) + shift
-        source += 4 * dim * num_heads * word(header, StepWord.FIRST_TOKEN)
+        shift = num_heads * first_token + group * head
+        source = word(record, Attention.QUERIES) + 4 * dim * shift
+        first_row = word(header, word(record, Attention.QUERIES_FIRST_WORD))
+        source += 4 * dim * num_heads * first_row
         item_positions = word(header, StepWord.POSITIONS) + 4 * first_token
         for r in range(rows):
             token = r // group
@@ -149,7 +157,7 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
         # One turn more than super-blocks: the first only finds where its successor lies.
         for current in range(first_super - 1, end_super):
             if current >= first_super:
-                take_next(record, current, last, places, positions, key_bytes)
+                take_next(record, current, last, places, positions, values_bytes)
             next_item, next_head, next_super = item, head, current + 1
             next_first, next_last = first_sub, last
             if current + 1 == end_super and neighbour >= 0:
@@ -164,14 +172,14 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
             if current < first_super:
                 continue
             if current % SEGMENT == 0 or current == first_super:
-                set_zero(out, room * padded)
+                set_zero(out, room * width)
                 for r in range(rows):
                     float32_at(states + r * STATE_BYTES)[0] = types.float32(LOWEST)
                     set_zero(states + r * STATE_BYTES + PARTIAL_SUMS_AT, LANES)
-            prepare(places, word(states, FIRST), limit, padded, expanded)
+            prepare(places, word(states, FIRST), limit, padded, width, expanded)
             for first in range(0, rows, ROW_BLOCK):
                 count = min(ROW_BLOCK, rows - first)
-                block, block_out = states + first * STATE_BYTES, out + 4 * first * padded
+                block, block_out = states + first * STATE_BYTES, out + 4 * first * width
                 last_row = block + (count - 1) * STATE_BYTES
                 # What all rows see, and what any of them does, which COUNTS then say.
                 least = count_seen(places, word(last_row, FIRST), word(block, LIMIT))
@@ -187,42 +195,42 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
                 for r in range(count):
                     weights(
                         memory + SCORES_AT + r * SCORE_ROW_BYTES, positions, sees_all,
-                        block + r * STATE_BYTES, block_out + 4 * r * padded, padded, places,
+                        block + r * STATE_BYTES, block_out + 4 * r * width, width, places,
                         memory + weights_at + r * weight_bytes,
                     )  # fmt: skip
-                values(count, memory + weights_at, places, padded, block_out, block, least == most)
+                values(count, memory + weights_at, places, width, block_out, block, least == most)
             if is_folded and ((current + 1) % SEGMENT == 0 or current + 1 == end_super):
                 # A row that saw nothing of the segment folds in exact zeros.
                 for r in range(rows):
                     fold_row(
-                        states + r * STATE_BYTES, out + 4 * r * padded, padded,
-                        sums + r * SUMS_BYTES, folded + 4 * r * padded,
+                        states + r * STATE_BYTES, out + 4 * r * width, width,
+                        sums + r * SUMS_BYTES, folded + 4 * r * width,
                         current // SEGMENT == first_super // SEGMENT,
                     )  # fmt: skip
         end()
         if is_partial:
-            stride = 4 * (LANES + padded)
+            stride = 4 * (LANES + width)
             partial = word(record, Attention.PARTIALS)
             partial += stride * (index * num_heads + head * group)
             for r in range(rows):
                 fold_row(
-                    states + r * STATE_BYTES, out + 4 * r * padded, padded,
+                    states + r * STATE_BYTES, out + 4 * r * width, width,
                     partial + r * stride, partial + r * stride + 4 * LANES, True,
                 )  # fmt: skip
             return
-        target = word(record, Attention.OUT) + shift
+        target = word(record, Attention.OUT) + 4 * value_dim * shift
         for r in range(rows):
             token = r // group
-            row = target + 4 * dim * (token * num_heads + r - token * group)
+            row = target + 4 * value_dim * (token * num_heads + r - token * group)
             query_head = head * group + r - token * group
             if is_folded:
                 total = float32_at(sums + r * SUMS_BYTES)[1]
                 total += weight_of_sink(record, query_head, float32_at(sums + r * SUMS_BYTES)[0])
-                write_result(folded + 4 * r * padded, dim, padded, row, total)
+                write_result(folded + 4 * r * width, value_dim, width, row, total)
             else:
                 total = sum_lanes(states + r * STATE_BYTES + PARTIAL_SUMS_AT)
                 total += weight_of_sink(record, query_head, float32_at(states + r * STATE_BYTES)[0])
-                write_result(out + 4 * r * padded, dim, padded, row, total)
+                write_result(out + 4 * r * width, value_dim, width, row, total)
 
     @inlined()
     def attend_to_all(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
@@ -298,7 +306,7 @@ def merge_attention(record: int, header: int, chunk: int, num_chunks: int, worke
 
     Runs behind attention, with the same operands, over StepWord.ATTENTION_MERGES.
     """
-    dim, num_heads = word(record, Attention.HEAD_DIM), word(record, Attention.NUM_HEADS)
+    dim, num_heads = word(record, Attention.VALUE_DIM), word(record, Attention.NUM_HEADS)
     padded = (dim + LANES - 1) // LANES * LANES
     stride = 4 * (LANES + padded)
     sums = scratch(header, worker)

@@ -91,7 +91,7 @@ def find_next(
     words = int64_at(places)
     table, sub_blocks = table_of(header, item), sub_blocks_of(record)
     head_bytes = word(record, Attention.HEAD_BYTES)
-    first_block = word(record, Attention.POOL) + head * head_bytes
+    first_block = word(record, Attention.POOL) + head * word(record, Attention.HEAD_STRIDE)
     for j in range(SUB_BLOCKS):
         sub_block = min(max(super_block * SUB_BLOCKS + j, first), last)
         block, within = sub_block, 0
@@ -105,16 +105,16 @@ def find_next(
 
 @inlined()
 def take_next(
-    record: int, super_block: int, last: int, places: int, positions: int, key_bytes: int
+    record: int, super_block: int, last: int, places: int, positions: int, values_bytes: int
 ) -> None:
-    """Make the super-block that was next the one at hand."""
+    """Make the super-block that was next the one at hand. `values_bytes`: of a sub-block's V."""
     words = int64_at(places)
     block_size, sub_blocks = word(record, Attention.BLOCK_SIZE), sub_blocks_of(record)
     for j in range(SUB_BLOCKS):
         key, value = words[Place.NEXT_KEYS + j], words[Place.NEXT_VALUES + j]
         words[Place.KEYS + j], words[Place.VALUES + j] = key, value
-        words[Place.KEY_SCALES + j] = value + key_bytes
-        words[Place.VALUE_SCALES + j] = value + key_bytes + 4 * SUB_BLOCK_TOKENS
+        words[Place.KEY_SCALES + j] = value + values_bytes
+        words[Place.VALUE_SCALES + j] = value + values_bytes + 4 * SUB_BLOCK_TOKENS
         sub_block = super_block * SUB_BLOCKS + j
         block, within = sub_block, 0
         if sub_blocks > 1:

@@ -4,15 +4,15 @@ A `Lowering` is the functions that attention is made of (`kernels.cpu.attention`
 compiled code:
 
     begin(rows)                                                             before an item
-    prepare(places, first, limit, dim, memory)                              once a super-block
-    scores(rows, queries, stride, places, dim, out)                         once a row block
+    prepare(places, first, limit, key_dim, value_dim, memory)               once a super-block
+    scores(rows, queries, stride, places, key_dim, out)                     once a row block
     weights(scores, positions, sees_all, state, out, dim, places, weights)  once a row
     values(rows, weights, places, dim, out, states, is_same)                once a row block
     end()                                                                   after an item
 
-`first`, `limit`: from where the item's first token sees, and to where its last one does. `memory`:
-room for a super-block in bfloat16. `is_same`: whether Place.COUNTS is the same for all rows;
-otherwise it is what any of them sees.
+`key_dim`, `value_dim` (elsewhere `dim`): D' and V'. `first`, `limit`: from where the item's first
+token sees, and to where its last one does. `memory`: room for a super-block in bfloat16. `is_same`:
+whether Place.COUNTS is the same for all rows; otherwise it is what any of them sees.
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ def _nothing() -> None:
 
 
 @inlined()
-def _leave_in_place(places: int, first: int, limit: int, dim: int, memory: int) -> None:
+def _leave_in_place(
+    places: int, first: int, limit: int, key_dim: int, value_dim: int, memory: int
+) -> None:
     """Do nothing: K and V are read where they lie."""
 
 
@@ -145,33 +147,37 @@ def _expansion(dtype: str) -> Any:  # noqa: ANN401 - Numba's objects
     widen = WIDEN[dtype]
 
     @inlined()
-    def expand(places: int, first: int, limit: int, dim: int, memory: int) -> None:
+    def expand(
+        places: int, first: int, limit: int, key_dim: int, value_dim: int, memory: int
+    ) -> None:
         words = int64_at(places)
         count_seen(places, first, limit)
-        size = 2 * SUB_BLOCK_TOKENS * dim
+        count = SUB_BLOCK_TOKENS * (key_dim + value_dim)
         for j in range(SUB_BLOCKS):
-            out = memory + 2 * j * size
+            out = memory + 2 * j * count
             if words[Place.COUNTS + j] > 0:
-                widen(words[Place.KEYS + j], size, out)
+                widen(words[Place.KEYS + j], count, out)
             words[Place.KEYS + j] = out
-            words[Place.VALUES + j] = out + size
+            words[Place.VALUES + j] = out + 2 * SUB_BLOCK_TOKENS * key_dim
 
     return expand
 
 
 @inlined()
-def _hide_unseen(places: int, first: int, limit: int, dim: int, memory: int) -> None:
+def _hide_unseen(
+    places: int, first: int, limit: int, key_dim: int, value_dim: int, memory: int
+) -> None:
     """Replace the V of sub-blocks with tokens that nobody has written by copies with zeros there.
 
     Those before a window have been written.
     """
     words = int64_at(places)
     count_seen(places, first, limit)
-    size = 2 * SUB_BLOCK_TOKENS * dim
+    size = 2 * SUB_BLOCK_TOKENS * value_dim
     for j in range(SUB_BLOCKS):
         seen = words[Place.COUNTS + j]
         if 0 < seen < SUB_BLOCK_TOKENS:
-            blank_unseen(words[Place.VALUES + j], dim, seen, memory + j * size)
+            blank_unseen(words[Place.VALUES + j], value_dim, seen, memory + j * size)
             words[Place.VALUES + j] = memory + j * size
 
 

@@ -29,17 +29,18 @@ WEIGHTS_AT: Final = SCORES_AT + ROW_BLOCK * SCORE_ROW_BYTES
 ROWS_AT: Final = WEIGHTS_AT + ROW_BLOCK * PAIR_ROW_BYTES
 
 
-def attention_scratch_bytes(head_dim: int, rows: int) -> int:
+def attention_scratch_bytes(head_dim: int, value_dim: int, rows: int) -> int:
     """Return the bytes of scratch memory a worker needs for items of up to `rows` rows."""
-    padded, blocks = -(-head_dim // LANES) * LANES, -(-rows // ROW_BLOCK) * ROW_BLOCK
+    keys, values = (-(-dim // LANES) * LANES for dim in (head_dim, value_dim))
+    blocks = -(-rows // ROW_BLOCK) * ROW_BLOCK
     # Queries, results, and results of segments before; K and V of a super-block in bfloat16.
-    a_row = STATE_BYTES + SUMS_BYTES + 3 * 4 * padded
-    return ROWS_AT + blocks * a_row + SUB_BLOCKS * 2 * 2 * SUB_BLOCK_TOKENS * padded
+    a_row = STATE_BYTES + SUMS_BYTES + 4 * (keys + 2 * values)
+    return ROWS_AT + blocks * a_row + SUB_BLOCKS * 2 * SUB_BLOCK_TOKENS * (keys + values)
 
 
-def attention_partial_floats(num_heads: int, head_dim: int) -> int:
+def attention_partial_floats(num_heads: int, value_dim: int) -> int:
     """Return the float32 numbers of Attention.PARTIALS for each item."""
-    return num_heads * (LANES + -(-head_dim // LANES) * LANES)
+    return num_heads * (LANES + -(-value_dim // LANES) * LANES)
 
 
 PLACES_BYTES: Final = 64

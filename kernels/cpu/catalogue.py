@@ -39,10 +39,17 @@ delta_net: Final = operation_named("delta_net.delta_net")
 gated_convolution: Final = operation_named("gated_convolution.gated_convolution")
 mamba2_inputs: Final = operation_named("mamba2.mamba2_inputs")
 mamba2_scan: Final = operation_named("mamba2.mamba2_scan")
+latent_queries: Final = operation_named("latent_write.latent_queries")
+rows_of_heads: Final = operation_named("head_products.rows_of_heads")
+products_of_heads: Final = operation_named("head_products.products_of_heads")
 gate_attended: Final = operation_named("delta_net.gate_attended")
 
 ROPE_WRITE: Final[Mapping[str, Operation]] = {
     kind: operation_named(f"rope_write.rope_write_{kind}") for kind in VALUE_BYTES
+}
+"""The operation for each type of pool."""
+LATENT_WRITE: Final[Mapping[str, Operation]] = {
+    kind: operation_named(f"latent_write.latent_write_{kind}") for kind in VALUE_BYTES
 }
 """The operation for each type of pool."""
 ATTENTION: Final[Mapping[str, Operation]] = {

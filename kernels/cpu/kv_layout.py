@@ -7,12 +7,13 @@
     sub-block K │ V │ scales (int8, float8)             a multiple of 64 bytes
 
 A lane of a vector is a token in K and an element of the head in V, so neither scores nor sums need
-a step across lanes. With D' = D rounded up to a multiple of 16:
+a step across lanes. With D' = D, the elements of a key, rounded up to a multiple of 16, and V' of
+those of a value, which are as many unless they are said to be fewer:
 
                  K                                       V
-    float32      [D'][16 tokens]                         [16 tokens][D']
-    bfloat16     [D'/2][16 tokens][2]                    [8 token pairs][D'][2]
-    int8, float8 [D'/2][16 tokens][2]                    [8 token pairs][D'][2]
+    float32      [D'][16 tokens]                         [16 tokens][V']
+    bfloat16     [D'/2][16 tokens][2]                    [8 token pairs][V'][2]
+    int8, float8 [D'/2][16 tokens][2]                    [8 token pairs][V'][2]
                  and after both: scale of K [16 tokens], scale of V [16 tokens], float32
 
 The last axis of 2 is what the bfloat16 instructions want: two neighbours along the summed axis in
@@ -53,7 +54,8 @@ SCALE_BYTES: Final = 2 * SUB_BLOCK_TOKENS * 4
 class KvLayout:
     """The layout of a pool; raises ConfigError, naming the field, for what cannot be laid out.
 
-    `dtype`: a key of VALUE_BYTES. `block_size`: B, 1 to 1024. `head_dim`: D, even.
+    `dtype`: a key of VALUE_BYTES. `block_size`: B, 1 to 1024. `head_dim`: D, even. `value_dim`: of
+    values that are shorter than keys, even; None: they are not.
     """
 
     dtype: str
@@ -61,6 +63,7 @@ class KvLayout:
     num_kv_heads: int
     block_size: int
     head_dim: int
+    value_dim: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in VALUE_BYTES:
@@ -77,11 +80,26 @@ class KvLayout:
             raise ConfigError(
                 f"head_dim must be even and at least 2, got {self.head_dim}", field="head_dim"
             )
+        if not 2 <= self.own_value_dim <= self.head_dim or self.own_value_dim % 2:
+            raise ConfigError(
+                f"value_dim must be even, 2 to head_dim ({self.head_dim}), got {self.value_dim}",
+                field="value_dim",
+            )
+
+    @property
+    def own_value_dim(self) -> int:
+        """Elements of a value, V."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def padded_head_dim(self) -> int:
         """D rounded up to whole vectors, D'."""
         return -(-self.head_dim // LANES) * LANES
+
+    @property
+    def padded_value_dim(self) -> int:
+        """V rounded up to whole vectors, V'."""
+        return -(-self.own_value_dim // LANES) * LANES
 
     @property
     def sub_blocks(self) -> int:
@@ -90,13 +108,19 @@ class KvLayout:
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of a sub-block's K, and of its V."""
+        """Bytes of a sub-block's K."""
         return SUB_BLOCK_TOKENS * self.padded_head_dim * VALUE_BYTES[self.dtype]
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a sub-block's V."""
+        return SUB_BLOCK_TOKENS * self.padded_value_dim * VALUE_BYTES[self.dtype]
 
     @property
     def sub_block_bytes(self) -> int:
         """Bytes of one sub-block of one kv head."""
-        return 2 * self.key_bytes + (SCALE_BYTES if self.dtype in LARGEST else 0)
+        scale_bytes = SCALE_BYTES if self.dtype in LARGEST else 0
+        return self.key_bytes + self.value_bytes + scale_bytes
 
     @property
     def head_bytes(self) -> int:
@@ -117,7 +141,8 @@ class KvLayout:
 def encode_blocks(layout: KvLayout, keys_values: Float32Array) -> UInt8Array:
     """Return blocks in the pool's layout, [N, block_bytes], of values [N, L, 2, G, B, D].
 
-    This is the specification of the layout and of its rounding; unused tokens become zeros.
+    This is the specification of the layout and of its rounding; unused tokens become zeros. Of
+    values the first V elements are there.
     """
     num_blocks, dim = len(keys_values), layout.padded_head_dim
     shape = (num_blocks, layout.num_layers, layout.num_kv_heads, layout.sub_blocks)
@@ -126,7 +151,9 @@ def encode_blocks(layout: KvLayout, keys_values: Float32Array) -> UInt8Array:
     )
     padded[..., : layout.block_size, : layout.head_dim] = keys_values
     tokens = padded.reshape(*shape[:2], 2, *shape[2:], SUB_BLOCK_TOKENS, dim)
-    keys, values = tokens[:, :, 0], tokens[:, :, 1]  # [N, L, G, sub-blocks, 16, D']
+    # [N, L, G, sub-blocks, 16, D'] and V'
+    keys, values = tokens[:, :, 0], tokens[:, :, 1, ..., : layout.padded_value_dim].copy()
+    values[..., layout.own_value_dim :] = 0
     parts: list[npt.NDArray[np.generic]]
     if layout.dtype == "float32":
         parts = [keys.swapaxes(-1, -2), values]
@@ -142,29 +169,37 @@ def encode_blocks(layout: KvLayout, keys_values: Float32Array) -> UInt8Array:
 
 
 def decode_blocks(layout: KvLayout, blocks: UInt8Array) -> Float32Array:
-    """Return the values [N, L, 2, G, B, D] that blocks [N, block_bytes] of a pool stand for."""
-    dim, size = layout.padded_head_dim, layout.key_bytes
+    """Return the values [N, L, 2, G, B, D] that blocks [N, block_bytes] of a pool stand for.
+
+    Of values shorter than keys the elements behind are 0.
+    """
+    dim, width = layout.padded_head_dim, layout.padded_value_dim
+    size = layout.key_bytes
+    scales_at = size + layout.value_bytes
     shape = (len(blocks), layout.num_layers, layout.num_kv_heads, layout.sub_blocks)
     subs = np.ascontiguousarray(blocks).reshape(*shape, layout.sub_block_bytes)
     element = {4: np.float32, 2: np.uint16, 1: np.uint8}[VALUE_BYTES[layout.dtype]]
     keys, values = (
-        np.ascontiguousarray(subs[..., first : first + size]).view(element) for first in (0, size)
+        np.ascontiguousarray(subs[..., first:end]).view(element)
+        for first, end in ((0, size), (size, scales_at))
     )
     if layout.dtype == "float32":
         keys = keys.reshape(*shape, dim, SUB_BLOCK_TOKENS).swapaxes(-1, -2)
-        values = values.reshape(*shape, SUB_BLOCK_TOKENS, dim)
+        values = values.reshape(*shape, SUB_BLOCK_TOKENS, width)
     else:
         keys = keys.reshape(*shape, dim // 2, SUB_BLOCK_TOKENS, 2).swapaxes(-2, -3)
         keys = keys.reshape(*shape, SUB_BLOCK_TOKENS, dim)
-        values = values.reshape(*shape, SUB_BLOCK_TOKENS // 2, dim, 2).swapaxes(-1, -2)
-        values = values.reshape(*shape, SUB_BLOCK_TOKENS, dim)
+        values = values.reshape(*shape, SUB_BLOCK_TOKENS // 2, width, 2).swapaxes(-1, -2)
+        values = values.reshape(*shape, SUB_BLOCK_TOKENS, width)
     if layout.dtype == "bfloat16":
         keys, values = from_bfloat16(keys), from_bfloat16(values)
     elif layout.dtype in LARGEST:
-        scales = np.ascontiguousarray(subs[..., 2 * size :]).view(np.float32)
+        scales = np.ascontiguousarray(subs[..., scales_at:]).view(np.float32)
         keys = dequantize_rows(layout.dtype, keys, scales[..., :SUB_BLOCK_TOKENS])
         values = dequantize_rows(layout.dtype, values, scales[..., SUB_BLOCK_TOKENS:])
-    both = np.stack((keys, values), axis=2)
+    whole = np.zeros_like(keys)
+    whole[..., : layout.own_value_dim] = values[..., : layout.own_value_dim]
+    both = np.stack((keys, whole), axis=2)
     both = both.reshape(*shape[:2], 2, shape[2], layout.sub_blocks * SUB_BLOCK_TOKENS, dim)
     return both[..., : layout.block_size, : layout.head_dim].astype(np.float32)
 

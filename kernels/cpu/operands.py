@@ -193,9 +193,10 @@ class Attention(IntEnum):
     """Operands of ATTENTION and `merge_attention`."""
 
     QUERIES = 2
-    """float32 [T_all, H·D], from `rope_write`; the piece's rows begin at StepWord.FIRST_TOKEN."""
+    """float32 [T_all, H·D], from `rope_write`; the piece's rows begin where QUERIES_FIRST_WORD
+    says."""
     OUT = 3
-    """float32 [T, H·D]."""
+    """float32 [T, H·V]."""
     POOL = 4
     """Address of this layer in block 0."""
     BLOCK_BYTES = 5
@@ -206,13 +207,20 @@ class Attention(IntEnum):
     NUM_HEADS = 9
     NUM_KV_HEADS = 10
     PARTIALS = 11
-    """float32 [I, H, 16 + D']: maximum, sum of weights and, from 16, weighted V of the items that
+    """float32 [I, H, 16 + V']: maximum, sum of weights and, from 16, weighted V of the items that
     are segments. 64-byte aligned; not used where no item is one."""
     WINDOW = 12
     """Positions that a token sees, the last ones up to its own; 0: all."""
     SINKS = 13
     """float32 [H], in powers of 2: a score of each query head that no token has; or 0: none has
     one."""
+    VALUE_DIM = 14
+    """V: elements of a value; D of those that are as long as keys."""
+    HEAD_STRIDE = 15
+    """Bytes from what a kv head reads to what the next one does: HEAD_BYTES, or 0 where all read
+    the same."""
+    QUERIES_FIRST_WORD = 16
+    """The header word with the piece's first row of QUERIES: FIRST_TOKEN, or ZERO."""
 
 
 class Item(IntEnum):
@@ -282,6 +290,11 @@ class Routing(IntEnum):
     """route_tokens only: float32 [E], what scores have added where experts are chosen; or 0."""
     SCALE = 20
     """route_tokens only: address of a float32, what weights are multiplied by; or 0."""
+    NUM_GROUPS = 21
+    """route_tokens only: groups of E / NUM_GROUPS experts, of which a token chooses some, by the
+    largest score of each, or with a CORRECTION by the sum of two; 0: it may choose any expert."""
+    GROUPS_PER_TOKEN = ROW_BYTES
+    """route_tokens only: how many it chooses, if there are any."""
 
 
 NUM_BESIDE: Final = 4

@@ -199,6 +199,18 @@ def rotate_head(
     _masked_vectors(builder, half, body)
 
 
+@emitted(types.void, *[types.int64] * 2, types.float32)
+def scale_row(builder: Builder, x: Value, count: Value, scale: Value) -> None:
+    """Multiply float32 [count] at x by a number."""
+    factor = broadcast(builder, scale)
+
+    def body(at: Value, mask: Value | None) -> None:
+        place = offset(builder, x, at)
+        _store(builder, builder.fmul(_load(builder, place, mask), factor), place, mask)
+
+    _masked_vectors(builder, count, body)
+
+
 @emitted(types.void, *[types.int64] * 3)
 def copy_padded(builder: Builder, x: Value, count: Value, out: Value) -> None:
     """Copy float32 x [count] to `out`, filled up with zeros to whole vectors."""
@@ -221,41 +233,51 @@ def _strided(builder: Builder, lanes: Value, address: Value, stride: int) -> Non
         store(builder, value, offset(builder, address, lane * stride))
 
 
-@emitted(types.void, *[types.int64] * 4)
-def store_float32(builder: Builder, key: Value, value: Value, dim: Value, places: Value) -> None:
-    """Store a token's K and V, float32 [D'] each.
+@emitted(types.void, *[types.int64] * 5)
+def store_float32(
+    builder: Builder, key: Value, value: Value, dim: Value, value_dim: Value, places: Value
+) -> None:
+    """Store a token's K and V, float32 [D'] and [V'].
 
     `places`: address of the token's lane of K, and of its row of V, two int64.
     """
     key_at, value_at = (load(builder, offset(builder, places, i), I64) for i in (0, 8))
 
-    def body(first: Value) -> None:
-        at = builder.shl(first, i64(2))
-        lanes = load(builder, offset(builder, key, at), F32X)
+    def of_key(first: Value) -> None:
+        lanes = load(builder, offset(builder, key, builder.shl(first, i64(2))), F32X)
         _strided(builder, lanes, offset(builder, key_at, builder.shl(first, i64(6))), VECTOR_BYTES)
+
+    def of_value(first: Value) -> None:
+        at = builder.shl(first, i64(2))
         row = load(builder, offset(builder, value, at), F32X)
         store(builder, row, offset(builder, value_at, at))
 
-    _vectors(builder, dim, body)
+    _vectors(builder, dim, of_key)
+    _vectors(builder, value_dim, of_value)
 
 
-@emitted(types.void, *[types.int64] * 4)
-def store_bfloat16(builder: Builder, key: Value, value: Value, dim: Value, places: Value) -> None:
+@emitted(types.void, *[types.int64] * 5)
+def store_bfloat16(
+    builder: Builder, key: Value, value: Value, dim: Value, value_dim: Value, places: Value
+) -> None:
     """Store a token's K and V, rounded to bfloat16.
 
     `places`: as for `store_float32`, but of V the token's half of the first pair.
     """
     key_at, value_at = (load(builder, offset(builder, places, i), I64) for i in (0, 8))
 
-    def body(first: Value) -> None:
-        at = builder.shl(first, i64(2))
-        halves = to_bf16(builder, load(builder, offset(builder, key, at), F32X))
-        pairs = builder.bitcast(halves, ir.VectorType(I32, LANES // 2))
+    def of_key(first: Value) -> None:
+        row = load(builder, offset(builder, key, builder.shl(first, i64(2))), F32X)
+        pairs = builder.bitcast(to_bf16(builder, row), ir.VectorType(I32, LANES // 2))
         _strided(builder, pairs, offset(builder, key_at, builder.shl(first, i64(5))), VECTOR_BYTES)
+
+    def of_value(first: Value) -> None:
+        at = builder.shl(first, i64(2))
         row = to_bf16(builder, load(builder, offset(builder, value, at), F32X))
         _store_halves(builder, row, offset(builder, value_at, at))
 
-    _vectors(builder, dim, body)
+    _vectors(builder, dim, of_key)
+    _vectors(builder, value_dim, of_value)
 
 
 def _store_halves(builder: Builder, row: Value, address: Value) -> None:
@@ -279,28 +301,34 @@ def _store_codes(dtype: str) -> Any:  # noqa: ANN401 - Numba's objects
     `places`: as for `store_bfloat16`, and behind them the addresses of the scales of K and V.
     """
 
-    def emit(builder: Builder, key: Value, value: Value, dim: Value, places: Value) -> None:
+    def emit(
+        builder: Builder, key: Value, value: Value, dim: Value, value_dim: Value, places: Value
+    ) -> None:
         key_at, value_at, key_scale, value_scale = (
             load(builder, offset(builder, places, 8 * i), I64) for i in range(4)
         )
         key_inverse = row_scale(builder, dtype, key, dim, key_scale)
-        value_inverse = row_scale(builder, dtype, value, dim, value_scale)
+        value_inverse = row_scale(builder, dtype, value, value_dim, value_scale)
 
-        def body(first: Value) -> None:
-            at = builder.shl(first, i64(2))
-            x = load(builder, offset(builder, key, at), F32X)
-            codes = row_codes(builder, dtype, x, key_inverse)
+        def codes_of(row: Value, first: Value, inverse: Value) -> Value:
+            x = load(builder, offset(builder, row, builder.shl(first, i64(2))), F32X)
+            return row_codes(builder, dtype, x, inverse)
+
+        def of_key(first: Value) -> None:
+            codes = codes_of(key, first, key_inverse)
             pairs = builder.bitcast(codes, ir.VectorType(I16, LANES // 2))
             _strided(builder, pairs, offset(builder, key_at, builder.shl(first, i64(4))), 32)
-            x = load(builder, offset(builder, value, at), F32X)
-            codes = row_codes(builder, dtype, x, value_inverse)
+
+        def of_value(first: Value) -> None:
+            codes = codes_of(value, first, value_inverse)
             _strided(builder, codes, offset(builder, value_at, builder.shl(first, i64(1))), 2)
 
-        _vectors(builder, dim, body)
+        _vectors(builder, dim, of_key)
+        _vectors(builder, value_dim, of_value)
 
     emit.__name__ = f"store_{dtype}"
-    return emitted(types.void, *[types.int64] * 4)(emit)
+    return emitted(types.void, *[types.int64] * 5)(emit)
 
 
 STORE_CODES: Final = {dtype: _store_codes(dtype) for dtype in LARGEST}
-"""void(key, value, D', places) by type of pool."""
+"""void(key, value, D', V', places) by type of pool."""

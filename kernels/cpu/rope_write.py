@@ -133,7 +133,7 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
                 places[1] += lane % pair * value_bytes
                 places[2] = sub_block + 2 * size + 4 * lane
                 places[3] = places[2] + 4 * SUB_BLOCK_TOKENS
-                store_token(key, value, padded, memory)
+                store_token(key, value, padded, padded, memory)
                 sub_block += head_bytes
                 x += 4 * dim
 

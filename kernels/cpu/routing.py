@@ -23,6 +23,7 @@ from numba import types
 from kernels.cpu.added_rows import add_weighted
 from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.emitted import emitted
+from kernels.cpu.expert_choice import choose, leave_out_groups
 from kernels.cpu.memory_words import (
     copy_bytes,
     read_float32,
@@ -65,24 +66,6 @@ def exponentials(builder: Builder, numbers: Value, count: Value, largest: Value)
 def padded(count: int) -> int:
     """Return the next multiple of LANES."""
     return (count + LANES - 1) // LANES * LANES
-
-
-@unfused
-def next_expert(logits: int, num_experts: int, before: int) -> int:
-    """Return the expert that comes behind `before` in the order of logits, −1: the first.
-
-    Its number is the lower one of equal logits. −1 if there is none: logits are not numbers.
-    """
-    limit = np.float32(np.inf)
-    if before >= 0:
-        limit = read_float32(logits, before)
-    found, most = -1, np.float32(-np.inf)
-    for expert in range(num_experts):
-        logit = read_float32(logits, expert)
-        is_behind = logit < limit or (logit == limit and expert > before)
-        if is_behind and (found < 0 or logit > most):
-            found, most = expert, logit
-    return found
 
 
 @unfused
@@ -161,17 +144,6 @@ def weigh_scores(
         write_float32(weights, c, read_float32(scores, read_int32(chosen, c)) / total)
 
 
-@unfused
-def choose(ranks: int, num_experts: int, chosen: int, per_token: int) -> None:
-    """Write the experts with the largest ranks, which are logits or corrected scores."""
-    expert = -1
-    for c in range(per_token):
-        expert = next_expert(ranks, num_experts, expert)
-        if expert < 0:
-            expert = c  # of a row that is not finite: any will do, its weights are NaN
-        write_int32(chosen, c, expert)
-
-
 @operation()
 def route_tokens(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Choose and weigh the experts of a run of tokens."""
@@ -180,14 +152,22 @@ def route_tokens(record: int, header: int, chunk: int, num_chunks: int, worker: 
     normalises = word(record, Routing.NORMALISES) != 0
     is_sigmoid, correction = word(record, Routing.IS_SIGMOID), word(record, Routing.CORRECTION)
     scale = word(record, Routing.SCALE)
+    num_groups = word(record, Routing.NUM_GROUPS)
+    groups_per_token = word(record, Routing.GROUPS_PER_TOKEN)
     numbers = scratch(header, worker)
-    corrected = numbers + 4 * padded(num_experts)
+    own_ranks = numbers + 4 * padded(num_experts)
+    of_groups = own_ranks + 4 * padded(num_experts)
     for token in range(num_tokens * chunk // num_chunks, num_tokens * (chunk + 1) // num_chunks):
         logits = word(record, Routing.LOGITS) + 4 * token * num_experts
         chosen = word(record, Routing.CHOSEN) + 4 * token * per_token
         weights = word(record, Routing.WEIGHTS) + 4 * token * per_token
         if is_sigmoid == 0 and correction == 0:
-            choose(logits, num_experts, chosen, per_token)
+            ranks = logits
+            if num_groups != 0:
+                ranks = own_ranks
+                copy_bytes(logits, ranks, 4 * num_experts)
+                leave_out_groups(ranks, num_experts, num_groups, groups_per_token, False, of_groups)
+            choose(ranks, num_experts, chosen, per_token)
             weigh(logits, num_experts, chosen, per_token, weights, normalises, numbers)
         else:
             if is_sigmoid != 0:
@@ -196,10 +176,17 @@ def route_tokens(record: int, header: int, chunk: int, num_chunks: int, worker: 
                 write_softmax(logits, num_experts, numbers)
             ranks = logits
             if correction != 0:
-                ranks = corrected
+                ranks = own_ranks
                 for i in range(num_experts):
                     rank = read_float32(numbers, i) + read_float32(correction, i)
-                    write_float32(corrected, i, rank)
+                    write_float32(ranks, i, rank)
+            elif num_groups != 0:
+                ranks = own_ranks
+                copy_bytes(logits, ranks, 4 * num_experts)
+            if num_groups != 0:
+                leave_out_groups(
+                    ranks, num_experts, num_groups, groups_per_token, correction != 0, of_groups
+                )
             choose(ranks, num_experts, chosen, per_token)
             weigh_scores(
                 logits,

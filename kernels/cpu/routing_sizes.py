@@ -14,9 +14,10 @@ whatever that product needs."""
 def routing_scratch_bytes(num_experts: int, hidden_size: int) -> int:
     """Return the scratch memory a worker needs to route tokens and to add what experts give.
 
-    Two numbers for each expert, its score and the same corrected.
+    Three numbers for each expert: its score, the same corrected, and what a group counts, of which
+    there may be as many.
     """
-    return 4 * max(2 * (num_experts + 15), hidden_size)
+    return 4 * max(3 * (num_experts + 15), hidden_size)
 
 
 def run_words(num_experts: int) -> int:

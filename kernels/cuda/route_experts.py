@@ -10,6 +10,7 @@ experts lane, lane + 32, … as words that rise with them; with its expert's num
 the largest of all lanes' keys is taken out; lane c keeps the c-th. The weights are a softmax over
 those, or over all of the token's logits. Where scores are sigmoids, or have a correction added for
 the choice, the words are those of the sums, and lane c makes the score of its expert once more.
+Experts outside a token's groups (`expert_groups`) are as good as taken out before the first choice.
 
     shared   chosen  │ expert of pair 0 │ of pair 1 │ …        T · C
 
@@ -40,6 +41,7 @@ from typing import Final
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.expert_groups import MAX_GROUPS, make_experts_left_out
 from kernels.cuda.expert_tiles import MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, TILE_NUMBERS
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
@@ -55,6 +57,7 @@ from kernels.cuda.variant import (
     Pointer,
     Scalar,
     require_between,
+    require_multiple,
     require_one_of,
 )
 from kernels.reference.mixture import LEAST
@@ -72,7 +75,8 @@ class RouteExpertsVariant:
 
     `scores`: "softmax" or "sigmoid" of the logits. `normalises`: weights are scores over the sum of
     those of the chosen, else scores. `corrects`: each expert has a number that its score has added
-    where experts are chosen. Raises UnsupportedVariantError.
+    where experts are chosen. `groups`: of experts, of which a token goes to `chosen_groups`. Raises
+    UnsupportedVariantError.
     """
 
     experts: int
@@ -80,19 +84,28 @@ class RouteExpertsVariant:
     normalises: bool = True
     scores: str = "softmax"
     corrects: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
 
     def __post_init__(self) -> None:
         require_between("experts", 1, MAX_EXPERTS, self.experts)
         most = min(self.experts, MAX_EXPERTS_PER_TOKEN)
         require_between("chosen", 1, most, self.chosen)
         require_one_of("scores", SCORES, self.scores)
+        require_between("groups", 1, MAX_GROUPS, self.groups)
+        require_multiple("experts", self.groups, self.experts)
+        size = self.experts // self.groups
+        require_between("chosen_groups", -(-self.chosen // size), self.groups, self.chosen_groups)
+        if self.groups > 1 and self.corrects:
+            require_between("groups", 1, self.experts // 2, self.groups)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
         over_all = "" if self.normalises else "_over_all"
         scores = "_sigmoid" * (self.scores == "sigmoid") + "_corrected" * self.corrects
-        return f"route_experts_e{self.experts}_c{self.chosen}{over_all}{scores}"
+        groups = f"_g{self.groups}_{self.chosen_groups}" if self.groups > 1 else ""
+        return f"route_experts_e{self.experts}_c{self.chosen}{over_all}{scores}{groups}"
 
     @property
     def threads(self) -> int:
@@ -125,7 +138,8 @@ class RouteExpertsVariant:
 
 
 def variants(*, every: bool) -> Sequence[RouteExpertsVariant]:
-    """Return one of the variants, or those of the models known to us."""
+    """Return some of the variants, or those of the models known to us."""
+    deepseek_v3 = RouteExpertsVariant(256, 8, True, "sigmoid", True, 8, 4)
     if every:
         shapes = ((8, 2), (16, 2), (32, 8), (40, 8), (60, 4), (64, 6), (64, 8), (128, 8), (512, 10))
         plain = [
@@ -134,13 +148,16 @@ def variants(*, every: bool) -> Sequence[RouteExpertsVariant]:
             for normalises in (True, False)
         ]
         others = [("softmax", True), ("sigmoid", False), ("sigmoid", True)]
-        return plain + [
+        apart = [
             RouteExpertsVariant(*shape, normalises, *other)
             for shape in ((40, 6), (64, 6), (128, 8), (160, 8))
             for normalises in (True, False)
             for other in others
         ]
-    return [RouteExpertsVariant(128, 8), RouteExpertsVariant(128, 8, True, "sigmoid", True)]
+        deepseek_v2 = RouteExpertsVariant(160, 6, False, groups=8, chosen_groups=3)
+        return [*plain, *apart, deepseek_v2, deepseek_v3]
+    sigmoid = RouteExpertsVariant(128, 8, True, "sigmoid", True)
+    return [RouteExpertsVariant(128, 8), sigmoid, deepseek_v3]
 
 
 def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
@@ -148,6 +165,10 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
     experts, chosen, normalises = variant.experts, variant.chosen, variant.normalises
     is_sigmoid, corrects = variant.scores == "sigmoid", variant.corrects
     scores_apart = is_sigmoid or corrects
+    is_grouped = variant.groups > 1
+    experts_left_out = make_experts_left_out(
+        experts, variant.groups, variant.chosen_groups, adds_two=corrects
+    )
     threads, warps = variant.threads, variant.threads // 32
     slots = -(-experts // 32)
     parts, num_places = threads // experts, threads + 1
@@ -234,6 +255,8 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
                         rank = add_float32(score, correction[of_lane])
                     words[s] = rising_word(rank)
             taken = uint32(0)  # a bit for each of the lane's experts
+            if is_grouped:
+                taken = experts_left_out(words, lane)
             peak, own = float32(0), float32(0)
             for c in range(chosen):
                 largest = int64(NO_KEY)

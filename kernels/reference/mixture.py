@@ -1,6 +1,7 @@
 """Mixtures of experts: which a token goes through, and how what they give is put together.
 
-Source: Shazeer et al. 2017; Jiang et al. 2024; of sigmoids and corrections DeepSeek-AI 2024 (V3).
+Source: Shazeer et al. 2017; Jiang et al. 2024; of groups DeepSeek-AI 2024 (V2), of sigmoids and
+corrections DeepSeek-AI 2024 (V3).
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ def route(
     is_sigmoid: bool = False,
     correction: Float32Array | None = None,
     scale: float = 1.0,
+    num_groups: int = 1,
+    groups_per_token: int = 1,
 ) -> None:
     """Choose experts for each token, and weigh them.
 
     `logits`: [T, E]. A score is softmax(logits) over all E, or the sigmoid of a logit. `chosen`,
     `weights`: [T, C], the experts with the C largest logits, or with a `correction`, float32 [E],
-    scores and corrections; the largest first, of equal ones the lower number. Weights are their
-    scores times `scale`, where it `normalises` over the sum of those C, of sigmoids and `LEAST`.
+    scores and corrections; the largest first, of equal ones the lower number. They are of
+    `groups_per_token` of `num_groups` groups (`experts_of_groups`). Weights are their scores times
+    `scale`, where it `normalises` over the sum of those C, of sigmoids and `LEAST`.
     """
     count = chosen.shape[1]
     exact = logits.astype(np.float64)
@@ -43,10 +47,32 @@ def route(
         powers = np.exp(exact - exact.max(axis=1, keepdims=True))
         scores = powers / powers.sum(axis=1, keepdims=True)
     ranks = logits if correction is None else scores.astype(np.float32) + correction
-    chosen[:] = np.argsort(-ranks, axis=1, kind="stable")[:, :count]
+    if num_groups > 1:
+        num_largest = 1 if correction is None else 2
+        allowed = experts_of_groups(ranks, num_groups, groups_per_token, num_largest)
+        order = np.argsort(-np.take_along_axis(ranks, allowed, axis=1), axis=1, kind="stable")
+        chosen[:] = np.take_along_axis(allowed, order[:, :count], axis=1)
+    else:
+        chosen[:] = np.argsort(-ranks, axis=1, kind="stable")[:, :count]
     taken = np.take_along_axis(scores, chosen, axis=1)
     total = taken.sum(axis=1, keepdims=True) + LEAST * is_sigmoid if normalises else 1.0
     weights[:] = taken / total * scale
+
+
+def experts_of_groups(
+    ranks: Float32Array, num_groups: int, groups_per_token: int, num_largest: int
+) -> npt.NDArray[np.int64]:
+    """Return the experts that each token may choose, [T, n], their numbers rising.
+
+    `ranks`: [T, E], by which experts are chosen. A group is E / `num_groups` neighbours, and counts
+    as much as the sum of its `num_largest` largest ranks; a token has the `groups_per_token` that
+    count most, of equal ones those with the lower numbers.
+    """
+    of_groups = ranks.reshape(len(ranks), num_groups, -1)
+    size = of_groups.shape[2]
+    sums = -np.sort(-of_groups, axis=2)[:, :, :num_largest].sum(axis=2)
+    best = np.argsort(-sums, axis=1, kind="stable")[:, :groups_per_token]
+    return (np.sort(best, axis=1)[:, :, None] * size + np.arange(size)).reshape(len(ranks), -1)
 
 
 def sort_pairs(

@@ -72,6 +72,11 @@ def draw_route_experts(variant: RouteExpertsVariant, seed: int) -> list[Case]:
     mixed[4, 1::2] = 0.0
     if variant.scores == "sigmoid":
         mixed[5] = -300.0 - np.arange(variant.experts)  # no expert has a weight
+    if variant.groups > 1:  # one expert against two of another group, of one lane if it is wide
+        size = variant.experts // variant.groups
+        mixed[6] = -3.0
+        mixed[6, 0] = 5.0
+        mixed[6, [-size, min(32, size - 1) - size]] = 4.8
     alike = np.tile(mixed[0], (37, 1))
     alike[-1] = -alike[-1]
     spread = 0.5 if variant.scores == "sigmoid" else 2 / variant.experts
@@ -92,6 +97,7 @@ def _routed(
             rows, normalises=variant.normalises, chosen=chosen, weights=weights,
             is_sigmoid=variant.scores == "sigmoid",
             correction=correction if variant.corrects else None, scale=SCALE,
+            num_groups=variant.groups, groups_per_token=variant.chosen_groups,
         )  # fmt: skip
         num_tiles = most_tiles(chosen.size, variant.experts, tile_pairs) + 1
         order, tiles = np.empty(chosen.size, np.int32), np.empty((num_tiles, TILE_NUMBERS), "i4")

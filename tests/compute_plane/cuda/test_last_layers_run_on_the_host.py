@@ -13,7 +13,7 @@ from compute_plane.cuda.host_layers import HostLayersExecutor, rows_for_the_host
 from compute_plane.cuda.layer_products import Hidden
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor, SamplingRow
 from compute_plane.model.architectures import ARCHITECTURES
-from compute_plane.model.mixture import SHARING
+from compute_plane.model.gguf_mixture import SHARING
 from compute_plane.model.spec import Mixture
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, cut_executor

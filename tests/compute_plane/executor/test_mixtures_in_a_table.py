@@ -42,7 +42,7 @@ def test_a_worker_has_room_for_the_call_of_an_expert_behind_what_its_product_tak
     """Otherwise a product writes over its own record. So many inputs take more than attention."""
     wide = replace(SPEC, num_layers=1, intermediate_size=4096)
     group = wide.num_heads // wide.num_kv_heads
-    of_attention = attention_scratch_bytes(wide.head_dim, rows_per_item(group))
+    of_attention = attention_scratch_bytes(wide.head_dim, wide.head_dim, rows_per_item(group))
     assert int8_scratch_bytes(wide.intermediate_size) > of_attention
     _, without = table_of(replace(wide, mixture=None), {"": Q4_1})
     _, table = table_of(wide, {"": Q4_1})

@@ -74,12 +74,27 @@ GGUF_PARTS_OF_GRANITE4 = {
     "shared.up_proj": "ffn_up_shexp",
     "shared.down_proj": "ffn_down_shexp",
 }
+GGUF_PARTS_OF_DEEPSEEK = {
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
 GGUF_VECTORS = {
     "D": "ssm_d",
     "sinks": "attn_sinks.weight",
     "A_log": "ssm_a",
     "dt_bias": "ssm_dt.bias",
     "expert_bias": "exp_probs_b.bias",
+    "e_score_correction_bias": "exp_probs_b.bias",
 }
 """What has no weight in directories."""
 GGUF_PARTS_OF_GEMMA = {
@@ -115,6 +130,7 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         "qwen3next": GGUF_PARTS_OF_QWEN35,
         "granitehybrid": GGUF_PARTS_OF_GRANITE4,
         "lfm2": GGUF_PARTS_OF_LFM2,
+        "deepseek2": GGUF_PARTS_OF_DEEPSEEK,
         "lfm2moe": GGUF_PARTS_OF_LFM2,
     }
     parts = GGUF_PARTS | others.get(architecture, {})

@@ -16,6 +16,7 @@ import pytest
 from compute_plane.model.loader import load_model
 from compute_plane.model.rope_scaling import yarn_attention_factor
 from tests.compute_plane.model.granite4_models import Granite4Model
+from tests.compute_plane.model.latent_models import LatentModel
 from tests.compute_plane.model.lfm2_models import Lfm2Model
 from tests.compute_plane.model.llama_cpp import NEEDS_PROGRAM, run
 from tests.devices import Target
@@ -114,6 +115,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "lfm2 moe": ({"of": Lfm2Model, "architecture": "lfm2_moe"}, {}, {}),
     "granite 4": ({"of": Granite4Model}, {}, {}),
     "granite 4, experts": ({"of": Granite4Model, "num_experts": 6}, {}, {}),
+    "deepseek v3": ({"of": LatentModel}, {}, {}),
+    "deepseek v3, yarn": (
+        {"of": LatentModel, "groups": (1, 1)},
+        {**YARN, "rope.scaling.yarn_log_multiplier": 0.07},
+        {},
+    ),
+    "deepseek v3, an older file": ({"of": LatentModel, "is_older": True}, {}, {}),
+    "deepseek v2 lite": (
+        {
+            "of": LatentModel, "architecture": "deepseek_v2", "num_layers": 27, "query_rank": 0,
+            "groups": (1, 1),
+        },
+        {},
+        {},
+    ),
+    "youtu": ({"of": LatentModel, "architecture": "youtu"}, {}, {}),
 }  # fmt: skip
 """What a model has (`of`: the class that makes it), its file's keys, and vectors besides."""
 COARSE = ("gemma3", "gemma3, windows")

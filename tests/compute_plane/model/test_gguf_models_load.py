@@ -149,9 +149,9 @@ def test_a_model_that_declares_bos_says_so(tiny, tmp_path):
 
 
 UNSUPPORTED = {
-    "architecture deepseek2": (
+    "architecture mamba": (
         "general.architecture",
-        lambda w: w.add_string("general.architecture", "deepseek2"),
+        lambda w: w.add_string("general.architecture", "mamba"),
     ),
     "RoPE scaling mrope": (None, lambda w: w.add_string("llama.rope.scaling.type", "mrope")),
     "by tensor rope_freqs.weight together": (

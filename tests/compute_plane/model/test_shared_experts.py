@@ -163,8 +163,8 @@ def in_directory(tiny, folder: Path, architecture: str, **config: Any) -> Loaded
 @pytest.mark.parametrize(
     ("architecture", "config", "error", "words"),
     [
-        ("glm4_moe", {"n_group": 2}, UnsupportedModelError, r"groups of experts .*\(n_group\)"),
-        ("glm4_moe", {"topk_group": 4}, UnsupportedModelError, r"\(topk_group\)"),
+        ("glm4_moe", {"n_group": 4}, ModelFileError, "num_groups must divide 6 experts, got 4"),
+        ("glm4_moe", {"topk_group": 4}, ModelFileError, "groups_per_token must be 1 to 1, got 4"),
         ("glm4_moe", {"first_k_dense_replace": 3}, ModelFileError, "0 to 2, of 3 layers, got 3"),
         ("glm4_moe", {"first_k_dense_replace": 0}, ModelFileError, "missing tensors: .*layers.0"),
         ("glm4_moe", {"routed_scaling_factor": 0}, ModelFileError, "weight_scale must be 1e-06 to"),
@@ -189,7 +189,6 @@ def test_configurations_that_cannot_be_or_compute_otherwise_are_refused(
 @pytest.mark.parametrize(
     ("architecture", "keys", "words"),
     [
-        ("glm4_moe", {"expert_group_count": 2}, "expert_group_count = 2"),
         ("glm4_moe", {"expert_gating_func": 1}, r"must be 2 \(sigmoid\), got 1"),
         ("qwen2_moe", {"expert_gating_func": 2}, r"must be 1 \(softmax\), got 2"),
         ("ernie4_5_moe", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step = 2"),

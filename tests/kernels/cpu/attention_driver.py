@@ -96,7 +96,9 @@ class Setting:
 
     def header(self, first_token: int, **arrays: Any) -> Array:
         words = np.zeros(HEADER_WORDS, np.int64)
-        need = attention_scratch_bytes(self.layout.head_dim, rows_per_item(self.group))
+        need = attention_scratch_bytes(
+            self.layout.head_dim, self.layout.own_value_dim, rows_per_item(self.group)
+        )
         need = -(-max(need, rope_scratch_bytes(self.layout.head_dim)) // 64) * 64
         scratch = aligned(need * MAX_WORKERS, 0xFF)
         words[StepWord.FIRST_TOKEN] = first_token
@@ -168,9 +170,10 @@ class Setting:
             num_kv_heads=layout.num_kv_heads, num_threads=threads,
         )  # fmt: skip
         num_tokens = int(query_lens.sum())
-        out = np.full((num_tokens, queries.shape[1]), np.nan, np.float32)
+        width = self.num_heads * layout.own_value_dim
+        out = np.full((num_tokens, width), np.nan, np.float32)
         partials = aligned(
-            4 * len(items) * attention_partial_floats(self.num_heads, layout.head_dim), 0xFF
+            4 * len(items) * attention_partial_floats(self.num_heads, layout.own_value_dim), 0xFF
         )
         tables = np.ascontiguousarray(tables, np.int32)
         header = self.header(
@@ -189,7 +192,9 @@ class Setting:
             (Attention.BLOCK_SIZE, layout.block_size), (Attention.HEAD_DIM, layout.head_dim),
             (Attention.NUM_HEADS, self.num_heads), (Attention.NUM_KV_HEADS, layout.num_kv_heads),
             (Attention.PARTIALS, partials.ctypes.data), (Attention.WINDOW, self.window),
-            (Attention.SINKS, address_of(sinks)),
+            (Attention.SINKS, address_of(sinks)), (Attention.VALUE_DIM, layout.own_value_dim),
+            (Attention.HEAD_STRIDE, layout.head_bytes),
+            (Attention.QUERIES_FIRST_WORD, StepWord.FIRST_TOKEN),
         ):  # fmt: skip
             record[word] = value
         total = len(items) * layout.num_kv_heads

@@ -32,6 +32,8 @@ class Mixture:
     is_sigmoid: bool = False
     correction: Float32Array | None = None
     scale: float | None = None
+    num_groups: int = 0
+    groups_per_token: int = 0
     chosen: Int32Array = field(init=False)
     weights: Float32Array = field(init=False)
     places: Int32Array = field(init=False)
@@ -88,9 +90,16 @@ class Mixture:
         run(getattr(catalogue, name), self.record(**operands), header, chunks)
         assert (scratch[size:] == 0xFF).all()
 
+    def route(self, chunks: Iterable[int] = (0,)) -> None:
+        """Choose experts."""
+        self.run(
+            "route_tokens", chunks, num_groups=self.num_groups,
+            groups_per_token=self.groups_per_token,
+        )  # fmt: skip
+
     def routed(self) -> Mixture:
         """Choose experts and sort the rows."""
-        self.run("route_tokens")
+        self.route()
         self.run("group_by_expert")
         return self
 
@@ -110,8 +119,9 @@ def digest() -> str:
     """Return a digest of weights, and of what they make of numbers."""
     found = hashlib.sha256()
     correction = np.random.default_rng(2).standard_normal(40, np.float32) / 4
-    for normalises, is_sigmoid, corrects in itertools.product((False, True), repeat=3):
+    for normalises, is_sigmoid, corrects, has_groups in itertools.product((False, True), repeat=4):
         mixture = drawn(19, 40, 7)
+        mixture.num_groups, mixture.groups_per_token = (5, 2) if has_groups else (0, 0)
         mixture.normalises, mixture.is_sigmoid = normalises, is_sigmoid
         mixture.correction, mixture.scale = (correction, 1.7) if corrects else (None, None)
         mixture.routed()

@@ -32,6 +32,7 @@ from kernels.cuda import (
     gated_norm,
     gated_row_norm,
     joint_norms,
+    latent_write,
     mamba2_inputs,
     quantized_matmul_tensor,
     rms_norm,
@@ -59,6 +60,7 @@ from kernels.cuda.gated_convolution import GatedConvolutionVariant
 from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.gated_row_norm import GatedRowNormVariant
 from kernels.cuda.joint_norms import JointNormsVariant
+from kernels.cuda.latent_write import LatentWriteVariant
 from kernels.cuda.mamba2_inputs import Mamba2InputsVariant
 from kernels.cuda.operations import all_variants
 from kernels.cuda.quantized_formats import FORMATS, packed_bytes
@@ -86,6 +88,7 @@ CONVOLUTION = ShortConvolutionVariant("float16", 96, 64, 3)
 DELTA_RULE = DeltaRuleVariant("float16", 96, 64, 3, True)
 GATED_CONVOLUTION = GatedConvolutionVariant("bfloat16", 3)
 JOINT_NORMS = JointNormsVariant("bfloat16", 5120, 1024)
+LATENT_WRITE = LatentWriteVariant("bfloat16", 512, 64, 16)
 MAMBA2_INPUTS = Mamba2InputsVariant("bfloat16", 4)
 SELECTIVE_SCAN = SelectiveScanVariant(64, 128)
 ROW_NORM = GatedRowNormVariant("bfloat16", 8192)
@@ -110,6 +113,7 @@ MODULES = {
     GatedNormVariant("float32", 96): gated_norm,
     GateAttendedVariant("bfloat16"): gate_attended,
     JOINT_NORMS: joint_norms,
+    LATENT_WRITE: latent_write,
     MAMBA2_INPUTS: mamba2_inputs,
     SELECTIVE_SCAN: selective_scan,
     ROW_NORM: gated_row_norm,
@@ -123,11 +127,13 @@ ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
 READS_EARLY = {
     DECODE: 2, WIDE_DECODE: 2, ROPE: 6, CONVOLUTION: 7, DELTA_RULE: 4, GATED_CONVOLUTION: 11,
     JOINT_NORMS: 4, MAMBA2_INPUTS: 19, SELECTIVE_SCAN: 5, ROW_NORM: 7,
+    LATENT_WRITE: 7,
 }  # fmt: skip
 """A row's length and its first tile's block; position, slot, and two vectors each of two angles; a
 token's row, four numbers of that, a head's rate and bias; a row's numbers; a token's row, its
 numbers, two vectors each of three weights; the same of four weights and a bias, or of a rate and a
-bias; a row's numbers and its head's skip; a token's row, first and last, four vectors of weights.
+bias; a row's numbers and its head's skip; a token's row, first and last, four vectors of weights;
+position, slot, two vectors each of two angles, one of weights.
 """
 LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 
@@ -321,7 +327,7 @@ def test_text_is_fitted_to_what_the_device_has(variant):
     "variant",
     [
         *(GATED, DECODE, WIDE_DECODE, ROPE, CONVOLUTION, DELTA_RULE, GATED_CONVOLUTION),
-        *(MAMBA2_INPUTS, SELECTIVE_SCAN, ROW_NORM),
+        *(MAMBA2_INPUTS, SELECTIVE_SCAN, ROW_NORM, LATENT_WRITE),
         pytest.param(MINIMA, marks=pytest.mark.slow),
     ],
     ids=lambda one: one.name,
