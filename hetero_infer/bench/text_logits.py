@@ -43,7 +43,9 @@ class TextLogits:
     ) -> None:
         self._num_blocks = -(-max_tokens // BLOCK_SIZE)
         num_layers = len(spec.attending_layers())
-        layout = KvLayout(kv_dtype, num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        layout = KvLayout(
+            kv_dtype, num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, spec.value_dim
+        )
         self._has_states = spec.recurrence is not None
         self._executor = CpuExecutor(
             spec,

@@ -35,6 +35,7 @@ from tests.compute_plane.executor.tiny_llama import (
     tiny_weights,
     with_convolutions,
     with_delta_net,
+    with_latents,
     with_mamba2,
 )
 from tests.compute_plane.model.llama_weights import LlamaWeights
@@ -88,6 +89,9 @@ KINDS = {
     "LFM2 in Q8_0": ("auto", {EVERY: Q8_0}, "bfloat16"),
     "Mamba-2 in float32": ("float32", {}, "float32"),
     "Mamba-2 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
+    "latents in float32": ("float32", {}, "float32"),
+    "latents in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
+    "latents, int8 pool": ("auto", {"k_b_proj": BF16, "v_b_proj": F16, EVERY: Q8_0}, "int8"),
     "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
 }
 
@@ -128,6 +132,8 @@ def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
         spec = with_delta_net(replace(spec, num_layers=3))
     if kind.startswith("LFM2"):
         spec = with_convolutions(replace(spec, num_layers=3))
+    if kind.startswith("latents"):
+        spec = with_latents(spec)
     if kind.startswith("Mamba"):
         spec = with_mamba2(replace(spec, num_layers=3))
     if kind in OF_WIDE_BLOCKS:

@@ -14,7 +14,7 @@ from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool
 from compute_plane.memory.state_pool import make_states
-from compute_plane.model import delta_net_layout, layout, mamba2_layout
+from compute_plane.model import delta_net_layout, latent_layout, layout, mamba2_layout
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.expert_layout import (
@@ -23,6 +23,7 @@ from compute_plane.model.expert_layout import (
     mixture_shapes,
     shared_shapes,
 )
+from compute_plane.model.latents import Latents
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.mamba2 import Mamba2
 from compute_plane.model.quantize import convert_rows
@@ -95,6 +96,15 @@ def with_mamba2(spec: ModelSpec, architecture: str = "granitehybrid") -> ModelSp
     return replace(spec, architecture=architecture, recurrence=Mamba2(8, 32, 64, 4, 1e-6, layers))
 
 
+def with_latents(spec: ModelSpec) -> ModelSpec:
+    """Return a shape whose heads attend over latents, of sizes that CUDA's kernels do not take."""
+    latents = Latents(64, 16, 32, 96, 32, 0.2)
+    return replace(
+        spec, architecture="deepseek2", latents=latents, num_kv_heads=1, rotary_dim=16,
+        head_dim=latents.row_size,
+    )  # fmt: skip
+
+
 def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
     """Return weights of a size at which logits differ clearly from token to token."""
     random = np.random.default_rng(seed)
@@ -149,7 +159,7 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
                 q=matrix(spec.query_size, spec.hidden_size),
                 k=matrix(spec.kv_size, spec.hidden_size),
                 v=matrix(spec.kv_size, spec.hidden_size),
-                o=matrix(spec.hidden_size, spec.query_size),
+                o=matrix(spec.hidden_size, spec.attended_size),
                 mlp_norm=norm(),
                 gate=matrix(inner, spec.hidden_size),
                 up=matrix(inner, spec.hidden_size),
@@ -174,6 +184,14 @@ def mixer_weights(
         return random.standard_normal(shape, dtype=np.float32) * np.float32(0.15)
 
     recurrence = spec.recurrence_of(layer)
+    if spec.latents is not None:
+        shapes = latent_layout.latent_shapes(spec.latents, spec.num_heads, spec.hidden_size)
+        return {
+            layout.layer_tensor(layer, role): random.uniform(0.5, 1.5, shape).astype(np.float32)
+            if len(shape) == 1
+            else matrix(*shape) * 2
+            for role, shape in shapes.items()
+        }
     if recurrence is None:
         if not spec.gates_attention:
             return {}
@@ -327,7 +345,8 @@ def pool_for(
 ) -> KvPool:
     """Return a pool whose every value is NaN, as a previous owner might have left it."""
     num_layers = len(spec.attending_layers())
-    kv_layout = KvLayout(dtype, num_layers, spec.num_kv_heads, block_size, spec.head_dim)
+    heads = spec.num_kv_heads, block_size, spec.head_dim, spec.value_dim
+    kv_layout = KvLayout(dtype, num_layers, *heads)
     pool = KvPool(kv_layout, num_blocks, num_host_blocks)
     pool.data[:] = 0xFF
     return pool

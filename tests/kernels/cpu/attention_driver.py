@@ -72,7 +72,8 @@ def run_chunks(
 class Setting:
     """A pool and the shape of a model; `data` may be filled with anything before it is used.
 
-    `window`: of the layer; 0: none. `sinks`: of its heads, scores as the model has them.
+    `window`: of the layer; 0: none. `sinks`: of its heads, scores as the model has them. `parts`:
+    into which heads are cut that all read the same; 0: each kv head has its own.
     """
 
     layout: KvLayout
@@ -80,6 +81,7 @@ class Setting:
     num_blocks: int
     window: int = 0
     sinks: Array | None = None
+    parts: int = 0
     keep: list[Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -88,8 +90,12 @@ class Setting:
         self.data = aligned(size, 0xFF).reshape(self.num_blocks, self.layout.block_bytes)
 
     @property
+    def work_heads(self) -> int:
+        return self.parts or self.layout.num_kv_heads
+
+    @property
     def group(self) -> int:
-        return self.num_heads // self.layout.num_kv_heads
+        return self.num_heads // self.work_heads
 
     def layer_address(self, layer: int) -> int:
         return self.data.ctypes.data + layer * self.layout.layer_bytes
@@ -167,7 +173,7 @@ class Setting:
         positions = positions.astype(np.int32)
         items, merges = share_long_contexts(
             attention_items(query_lens, self.group), positions, block_size=layout.block_size,
-            num_kv_heads=layout.num_kv_heads, num_threads=threads,
+            num_kv_heads=self.work_heads, num_threads=threads,
         )  # fmt: skip
         num_tokens = int(query_lens.sum())
         width = self.num_heads * layout.own_value_dim
@@ -190,14 +196,14 @@ class Setting:
             (Attention.POOL, self.layer_address(layer)),
             (Attention.BLOCK_BYTES, layout.block_bytes), (Attention.HEAD_BYTES, layout.head_bytes),
             (Attention.BLOCK_SIZE, layout.block_size), (Attention.HEAD_DIM, layout.head_dim),
-            (Attention.NUM_HEADS, self.num_heads), (Attention.NUM_KV_HEADS, layout.num_kv_heads),
+            (Attention.NUM_HEADS, self.num_heads), (Attention.NUM_KV_HEADS, self.work_heads),
             (Attention.PARTIALS, partials.ctypes.data), (Attention.WINDOW, self.window),
             (Attention.SINKS, address_of(sinks)), (Attention.VALUE_DIM, layout.own_value_dim),
-            (Attention.HEAD_STRIDE, layout.head_bytes),
+            (Attention.HEAD_STRIDE, 0 if self.parts else layout.head_bytes),
             (Attention.QUERIES_FIRST_WORD, StepWord.FIRST_TOKEN),
         ):  # fmt: skip
             record[word] = value
-        total = len(items) * layout.num_kv_heads
+        total = len(items) * self.work_heads
         run_chunks(ATTENTION[layout.dtype], record, header, chunks or total, workers)
         if len(merges):
             run_chunks(merge_attention, record, header, len(merges) * self.num_heads, workers)
