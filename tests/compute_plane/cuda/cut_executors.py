@@ -58,7 +58,8 @@ def cut_executor(
     plan = plan_weights(model, source, str(dtype).removeprefix("torch."))
     weights = first_weights(plan, num_device_layers).place(driver.device)
     attending = len(model.attending_layers(num_device_layers))
-    layout = KvLayout("float32", attending, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
+    heads = model.num_kv_heads, BLOCK_SIZE, model.head_dim, model.value_dim
+    layout = KvLayout("float32", attending, *heads)
     host_pool = KvPool(layout, NUM_BLOCKS, num_host_blocks)
     host_pool.data[:] = 0xFF
     states = make_states(model, NUM_STATES, num_device_layers)

@@ -74,12 +74,19 @@ class SimulatedLauncher:
 
 
 def as_passed(kind: str, argument: Tensor | float) -> np.ndarray | np.generic:
-    """Return an argument as a kernel receives it: a tensor's memory as the pointer's elements."""
+    """Return an argument as a kernel receives it: a tensor's memory as the pointer's elements.
+
+    Of one whose rows are parts of another's, from its first element to its last.
+    """
     if not kind.endswith("*"):
         assert not isinstance(argument, Tensor)
         return np.dtype(kind).type(argument)
     assert isinstance(argument, Tensor)
-    assert argument.is_contiguous()
+    if not argument.is_contiguous():
+        extent = sum(
+            (size - 1) * step for size, step in zip(argument.shape, argument.stride(), strict=True)
+        )
+        argument = argument.as_strided((extent + 1,), (1,))
     wanted = np.dtype(kind[:-1])
     # Only block copies read a tensor as something else than it is.
     assert wanted == np.uint32 or wanted.itemsize == argument.element_size()

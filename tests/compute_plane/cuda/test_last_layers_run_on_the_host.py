@@ -22,6 +22,7 @@ from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_executor,
     tiny_weights,
+    with_latents,
 )
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
 
@@ -81,6 +82,8 @@ def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_e
         spec = replace(spec, mixture=Mixture(5, 2, gates_shared=gates, **shared))
     if architecture == "granite":
         spec = replace(spec, embedding_scale=5.0, score_scale=0.3, logits_scale=0.25)
+    if architecture == "deepseek2":
+        spec = with_latents(spec)
     if architecture == "gemma3":
         local = frozenset({0, 2})
         spec = replace(spec, window=9, layers_with_window=local, embedding_scale=3.0)
