@@ -5,6 +5,7 @@ attention_decode    decode attention, and the merge of its splits
 attention_prefill   prefill attention
 rope_write_kv       rotation and the write of K and V
 latent_write        the same of latents
+latent_attention    attention over them, decode and prompts
 row_operations      norms, gates, embedding, block copies
 sampling            choosing tokens
 dense_matmul        products with dense weights, normalised before, added or gated after
@@ -32,6 +33,7 @@ from bench.gpu.cases import (
     expert_products,
     experts,
     gated_convolution,
+    latent_attention,
     latent_write,
     logits,
     mamba2,
@@ -55,6 +57,7 @@ from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.gated_row_norm import GatedRowNormVariant
 from kernels.cuda.joint_norms import JointNormsVariant
 from kernels.cuda.largest_logits import LargestLogitsVariant
+from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVariant
 from kernels.cuda.latent_write import LatentWriteVariant
 from kernels.cuda.logprob_sums import LogprobSumsVariant
 from kernels.cuda.logprobs import LogprobsVariant
@@ -100,6 +103,8 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     JointNormsVariant: row_operations.draw_joint_norms,
     GatedRowNormVariant: mamba2.draw_row_norm,
     LargestLogitsVariant: sampling.draw_cases_of_a_launch,
+    LatentDecodeVariant: latent_attention.draw_decode_cases,
+    LatentPrefillVariant: latent_attention.draw_prefill_cases,
     LatentWriteVariant: latent_write.draw_cases,
     LogprobSumsVariant: logits.draw_logprob_sums,
     LogprobsVariant: logits.draw_logprobs,

@@ -67,10 +67,10 @@ class Qwen3CoderReader(TaggedReader):
         return text
 
     def _want_function(self, text: str) -> str:
-        found, text = self._take_mark((_FUNCTION,), text)
-        if found == "":
+        is_call, text = self._take_mark(_FUNCTION, text)
+        if is_call is False:
             return self._no_call(text)
-        if found:
+        if is_call:
             self._step = self._in_function
         return text
 

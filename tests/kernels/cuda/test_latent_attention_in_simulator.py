@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from bench.gpu.cases.block_pool import LAYER
-from kernels.cuda import attention_chunks
-from kernels.cuda.attention_prefill import MAX_TILES
-from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVariant
-from tests.kernels.cuda.simulation import simulate
-from tests.kernels.cuda.test_latent_attention_cases import (
+from bench.gpu.cases.latent_attention import (
     LatentRows,
     decode_case,
     draw_decode,
@@ -24,6 +19,11 @@ from tests.kernels.cuda.test_latent_attention_cases import (
     draw_queries,
     draw_rows,
 )
+from kernels.cuda import attention_chunks
+from kernels.cuda.attention_prefill import MAX_TILES
+from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVariant
+from tests.kernels.cuda.simulation import simulate
 
 DECODE = LatentDecodeVariant("bfloat16", 2, 256, 32, 16)
 DECODE_FLOAT32 = LatentDecodeVariant("float32", 2, 256, 32, 16)

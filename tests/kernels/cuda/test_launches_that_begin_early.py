@@ -15,6 +15,7 @@ from bench.gpu.cases import attention_decode as decode_cases
 from bench.gpu.cases import delta_net as delta_net_cases
 from bench.gpu.cases import dense_matmul as dense_cases
 from bench.gpu.cases import gated_convolution as gated_convolution_cases
+from bench.gpu.cases import latent_attention as latent_cases
 from bench.gpu.cases import mamba2 as mamba2_cases
 from bench.gpu.cases import quantized_matmul as quantized_cases
 from bench.gpu.cases.state_rows import Row
@@ -32,6 +33,8 @@ from kernels.cuda import (
     gated_norm,
     gated_row_norm,
     joint_norms,
+    latent_attention_float32,
+    latent_attention_tensor,
     latent_write,
     mamba2_inputs,
     quantized_matmul_tensor,
@@ -60,6 +63,7 @@ from kernels.cuda.gated_convolution import GatedConvolutionVariant
 from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.gated_row_norm import GatedRowNormVariant
 from kernels.cuda.joint_norms import JointNormsVariant
+from kernels.cuda.latent_attention import LatentDecodeVariant
 from kernels.cuda.latent_write import LatentWriteVariant
 from kernels.cuda.mamba2_inputs import Mamba2InputsVariant
 from kernels.cuda.operations import all_variants
@@ -92,6 +96,8 @@ LATENT_WRITE = LatentWriteVariant("bfloat16", 512, 64, 16)
 MAMBA2_INPUTS = Mamba2InputsVariant("bfloat16", 4)
 SELECTIVE_SCAN = SelectiveScanVariant(64, 128)
 ROW_NORM = GatedRowNormVariant("bfloat16", 8192)
+LATENT_DECODE = LatentDecodeVariant("bfloat16", 2, 256, 32, 16)
+LATENT_FLOAT32 = LatentDecodeVariant("float32", 2, 256, 32, 16)
 MODULES = {
     GATED: dense_matmul_tensor,
     ADDED: dense_matmul_tensor,
@@ -114,6 +120,8 @@ MODULES = {
     GateAttendedVariant("bfloat16"): gate_attended,
     JOINT_NORMS: joint_norms,
     LATENT_WRITE: latent_write,
+    LATENT_DECODE: latent_attention_tensor,
+    LATENT_FLOAT32: latent_attention_float32,
     MAMBA2_INPUTS: mamba2_inputs,
     SELECTIVE_SCAN: selective_scan,
     ROW_NORM: gated_row_norm,
@@ -149,6 +157,8 @@ def small_case(variant) -> Case:
     if isinstance(variant, DecodeVariant):
         window = 17 if variant.has_window else None
         return decode_cases.draw_case(variant, (19, 0), num_kv_heads=1, window=window)
+    if isinstance(variant, LatentDecodeVariant):
+        return latent_cases.draw_decode(variant, (19, 0))
     if isinstance(variant, GatedConvolutionVariant):
         return gated_convolution_cases.draw_case(variant, (Row(3, False, 1, 0),), 64, seed=0)
     if isinstance(variant, Mamba2InputsVariant):
