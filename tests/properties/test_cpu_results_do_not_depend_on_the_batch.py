@@ -91,7 +91,7 @@ KINDS = {
     "Mamba-2 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "latents in float32": ("float32", {}, "float32"),
     "latents in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
-    "latents, int8 pool": ("auto", {"k_b_proj": BF16, "v_b_proj": F16, EVERY: Q8_0}, "int8"),
+    "latents, mixed": ("auto", {"k_b_proj": BF16, "v_b_proj": F16, EVERY: Q8_0}, "bfloat16"),
     "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
 }
 

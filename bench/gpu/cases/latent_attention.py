@@ -230,7 +230,7 @@ def _expected(
     exact = to_float64(variant.dtype, queries)[:, : variant.num_heads]
     is_any = positions >= 0
     out = np.zeros((len(queries), variant.num_heads, variant.rank))
-    attended = out[is_any]
+    attended: Array = out[is_any]
     latent_attention(
         exact[is_any], to_float64(variant.dtype, rows.pool), LAYER, rows.tables,
         token_rows[is_any], positions[is_any], SCALE, attended,

@@ -97,10 +97,10 @@ def with_mamba2(spec: ModelSpec, architecture: str = "granitehybrid") -> ModelSp
 
 
 def with_latents(spec: ModelSpec) -> ModelSpec:
-    """Return a shape whose heads attend over latents, of sizes that CUDA's kernels do not take."""
-    latents = Latents(64, 16, 32, 96, 32, 0.2)
+    """Return a shape whose heads attend over latents, of sizes that CUDA's kernels take."""
+    latents = Latents(256, 32, 32, 96, 64, 0.2)
     return replace(
-        spec, architecture="deepseek2", latents=latents, num_kv_heads=1, rotary_dim=16,
+        spec, architecture="deepseek2", latents=latents, num_kv_heads=1, rotary_dim=32,
         head_dim=latents.row_size,
     )  # fmt: skip
 
