@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from compute_plane.executor.attention_records import AttentionRecords
 from compute_plane.executor.product_records import (
     MOST_PRODUCT_CHUNKS,
     ProductRecords,
@@ -322,3 +323,30 @@ class LatentRecords:
     def _layer_address(self, index: int) -> int:
         number = self._kv_layers[self._first_layer + index]
         return self._pool.address + number * self._pool.layout.layer_bytes
+
+
+def make_attention(
+    table: StepTable,
+    arena: HugePageArena,
+    spec: ModelSpec,
+    pool: KvPool,
+    *,
+    first_layer: int,
+    max_tokens: int,
+    max_rows: int,
+    heads: tuple[int, int],
+) -> AttentionRecords | LatentRecords:
+    """Return what adds a model's attention to a table.
+
+    `heads`: addresses of `qkv` and `attended` of `AttentionRecords`.
+    """
+    shape = table, arena, spec
+    if spec.latents is not None:
+        return LatentRecords(
+            *shape, spec.latents, pool,
+            first_layer=first_layer, max_tokens=max_tokens, max_rows=max_rows,
+        )  # fmt: skip
+    return AttentionRecords(
+        *shape, pool,
+        first_layer=first_layer, max_tokens=max_tokens, qkv=heads[0], attended=heads[1],
+    )  # fmt: skip

@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from compute_plane.executor.attention_records import AttentionRecords
 from compute_plane.executor.expert_records import ExpertBuffers
 from compute_plane.executor.interface import Float32Array
-from compute_plane.executor.latent_records import LatentRecords
+from compute_plane.executor.latent_records import LatentRecords, make_attention
 from compute_plane.executor.packed_latents import PackedLatents
 from compute_plane.executor.packed_layers import PackedAttention, PackedMlp
 from compute_plane.executor.packed_recurrences import PackedMamba2
@@ -121,7 +120,16 @@ class LlamaTable:
         if latents is not None:
             widest = max(widest, latents.query_rank)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
-        self._attention = self._make_attention(kv_pool, first_layer, max_tokens)
+        self._attention = make_attention(
+            self.table,
+            self._arena,
+            spec,
+            kv_pool,
+            first_layer=first_layer,
+            max_tokens=max_tokens,
+            max_rows=PIECE_TOKENS,
+            heads=(self._projected, self._attended),
+        )
         rows_of_heads = None
         if isinstance(self._attention, LatentRecords):
             rows_of_heads = self._attention.rows
@@ -168,32 +176,6 @@ class LlamaTable:
         )
 
     # --- the parts ---
-
-    def _make_attention(
-        self, pool: KvPool, first_layer: int, max_tokens: int
-    ) -> AttentionRecords | LatentRecords:
-        spec = self._spec
-        if spec.latents is not None:
-            return LatentRecords(
-                self.table,
-                self._arena,
-                spec,
-                spec.latents,
-                pool,
-                first_layer=first_layer,
-                max_tokens=max_tokens,
-                max_rows=PIECE_TOKENS,
-            )
-        return AttentionRecords(
-            self.table,
-            self._arena,
-            spec,
-            pool,
-            first_layer=first_layer,
-            max_tokens=max_tokens,
-            qkv=self._projected,
-            attended=self._attended,
-        )
 
     def _embedding(self, matrix: PackedMatrix) -> int:
         scale = self._spec.embedding_scale
