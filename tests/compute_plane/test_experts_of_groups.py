@@ -71,6 +71,8 @@ def test_groups_that_can_be_are_none() -> None:
         for mixture in (LARGEST, SUMMED):
             assert replace(mixture, num_groups=count, groups_per_token=chosen).faults() == []
     assert replace(LARGEST, num_groups=12, groups_per_token=3).faults() == []
+    alone = Mixture(1, 1, corrects_choice=True)
+    assert alone.faults() == []  # no groups: nothing is chosen by its two largest scores
     assert "num_groups must divide" in replace(LARGEST, num_experts=0, num_groups=0).faults()[-1]
 
 
@@ -93,6 +95,7 @@ def test_torch_chooses_as_the_reference_does(kind: str, normalises: bool) -> Non
     logits = random.default_rng(0).standard_normal((50, 12), np.float32)
     logits[7] = 0  # all are equal: the lowest numbers
     logits[8] = [1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    logits[9] = [2, 2, 0, 0, 0, 0, 5, 2, 0, 0, 0, 0]  # group 2 counts most, and 0 is lower than 7
     correction = None
     if mixture.corrects_choice:
         correction = random.default_rng(1).standard_normal(12, np.float32) / 4

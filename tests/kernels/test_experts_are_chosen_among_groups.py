@@ -66,6 +66,12 @@ def test_of_equal_groups_and_experts_those_with_lower_numbers_are_chosen(
     assert chosen.tolist() == [[0, 1, 2, 3], [3, 4, 5, 6]]
 
 
+def test_a_group_that_counts_as_much_as_a_lower_one_is_left_out_with_its_better_expert() -> None:
+    corrections = np.float32([0.5, 0.5, 1.5, -0.5])
+    chosen, _ = routed(np.zeros((1, 4), np.float32), 2, 2, 1, correction=corrections)
+    assert chosen.tolist() == [[0, 1]]
+
+
 @pytest.mark.parametrize("correction", [None, np.float32(np.arange(12) % 5)])
 @pytest.mark.parametrize(("num_groups", "groups_per_token"), [(1, 1), (4, 4), (6, 6)])
 def test_whoever_may_go_to_all_groups_goes_where_it_would_without(

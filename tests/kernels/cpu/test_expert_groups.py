@@ -80,6 +80,18 @@ def test_of_equal_groups_and_experts_those_with_lower_numbers_are_chosen(
     assert mixture.chosen[:3].tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [4, 0, 1, 2]]
 
 
+@pytest.mark.parametrize("is_sigmoid", [False, True])
+def test_a_group_that_counts_as_much_as_a_lower_one_is_left_out_with_its_better_expert(
+    is_sigmoid: bool,
+) -> None:
+    """Both sums are the same to the bit, for all scores are 1/2 or 1/4."""
+    mixture = Mixture(np.zeros((1, 4), np.float32), 2, is_sigmoid=is_sigmoid)
+    mixture.correction = np.float32([0.5, 0.5, 1.5, -0.5])
+    mixture.num_groups, mixture.groups_per_token = 2, 1
+    mixture.route()
+    assert mixture.chosen[0].tolist() == [0, 1]
+
+
 def test_a_group_counts_its_two_largest_ranks_with_a_correction_and_else_its_largest() -> None:
     logits = np.float32([[3, -9, 1, 1, 0, 0, -9, -9]])
     for correction, chosen in ((None, [0, 1]), (np.zeros(8, np.float32), [2, 3])):
