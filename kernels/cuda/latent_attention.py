@@ -168,7 +168,7 @@ class LatentDecodeVariant(LatentAttentionVariant):
         A block has a tile on the way, in float32 each warp some tokens, the same ones for the most
         part.
         """
-        tokens, element_bytes = (AT_ONCE, 4) if self.is_float32 else (TILE_TOKENS, 2)
+        tokens, element_bytes = (AT_ONCE[self.rank], 4) if self.is_float32 else (TILE_TOKENS, 2)
         in_flight = tokens * self.row_elements * element_bytes
         return min(self.resident_blocks, -(-BYTES_FOR_BANDWIDTH // in_flight))
 

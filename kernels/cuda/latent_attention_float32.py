@@ -1,7 +1,7 @@
 """Attention over latents in float32, on ordinary cores: what decode and prompts run.
 
 A warp has one place, a query head of a token (`latent_attention_layout`), and goes through the
-tokens of its row by itself, four at a time; the four warps of a block go through the same ones at
+tokens of its row by itself, some at a time; the four warps of a block go through the same ones at
 about the same time, so that the first cache can serve three of them. A lane owns vectors of four
 elements, every 128th, of the query, of a token's row and of the sums:
 
@@ -49,8 +49,9 @@ from kernels.cuda.latent_attention_layout import (
 from kernels.cuda.latent_attention_results import make_latent_results
 from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
 
-AT_ONCE: Final = 4
-"""Tokens whose rows are read together."""
+AT_ONCE: Final = {256: 4, 512: 2}
+"""Tokens whose rows are read together, by R. Four of R 512 are beyond the 255 registers that
+capability 8.0 has for its two copies of the loop."""
 MINUS_INFINITY: Final = float32(-math.inf)
 
 
@@ -84,7 +85,8 @@ def _make_attend_tile(variant: LatentAttentionVariant) -> DeviceFunction:
     reads, sum_rows = _reads(variant), variant.columns
     row_elements, block_size = variant.row_elements, variant.block_size
     load_row = _make_load_row(variant)
-    words_shape = (AT_ONCE * reads, VECTOR)
+    at_once = AT_ONCE[variant.rank]
+    words_shape = (at_once * reads, VECTOR)
 
     @cuda.jit(device=True, inline="always")
     def attend_tile(
@@ -94,7 +96,7 @@ def _make_attend_tile(variant: LatentAttentionVariant) -> DeviceFunction:
     ) -> None:  # fmt: skip
         """Add the tile's tokens before `seen`, of which there is one at least."""
         words = cuda.local.array(words_shape, uint32)
-        scores = cuda.local.array(AT_ONCE, float32)
+        scores = cuda.local.array(at_once, float32)
         first_token = int32(tile * TILE_TOKENS)
         block = block_tables[int32(first_entry + first_token // block_size)]
         element = multiply_add_wide(block, int32(block_stride), layer_offset)
@@ -103,10 +105,10 @@ def _make_attend_tile(variant: LatentAttentionVariant) -> DeviceFunction:
         # have the reads of all turns in registers at once.
         left = min(int32(seen - first_token), int32(TILE_TOKENS))
         while left > 0:
-            for t in range(AT_ONCE):
+            for t in range(at_once):
                 load_row(words, t * reads, pool, element + t * row_elements, t < left, lane)
             top = peak[0]
-            for t in range(AT_ONCE):
+            for t in range(at_once):
                 score = float32(0)
                 for j in range(reads):
                     for k in range(VECTOR):
@@ -120,14 +122,14 @@ def _make_attend_tile(variant: LatentAttentionVariant) -> DeviceFunction:
             for n in range(sum_rows):
                 for k in range(VECTOR):
                     sums[n, k] *= shrink
-            for t in range(AT_ONCE):
+            for t in range(at_once):
                 weight = exp2(scores[t] - top)
                 mass[0] += weight
                 for n in range(sum_rows):
                     for k in range(VECTOR):
                         sums[n, k] += weight * word_to_float32(words[t * reads + n, k])
-            left = int32(left - AT_ONCE)
-            element += AT_ONCE * row_elements
+            left = int32(left - at_once)
+            element += at_once * row_elements
 
     return attend_tile
 
