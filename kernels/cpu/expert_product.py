@@ -16,21 +16,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from kernels.cpu.compiled import inlined, operation, scratch, word
+from kernels.cpu.called_records import RECORD_BYTES, move
+from kernels.cpu.compiled import operation, scratch, word
 from kernels.cpu.memory_words import copy_bytes, read_int32, write_int64
 from kernels.cpu.operands import ExpertProduct, Product
-from kernels.cpu.operation import CHUNKS, HEADER_WORDS, KERNEL, RECORD_WORDS, StepWord
+from kernels.cpu.operation import CHUNKS, HEADER_WORDS, KERNEL, StepWord
 from kernels.cpu.routing_sizes import EXPERT_CALL_BYTES
 from kernels.cpu.step import invoke
 
-RECORD_BYTES: Final = 8 * RECORD_WORDS
 HEADER_BYTES: Final = 8 * HEADER_WORDS
-
-
-@inlined()
-def move(shared: int, called: int, at: int, by: int) -> None:
-    """Write an address of the shared record, `by` bytes further on, to the one that is called."""
-    write_int64(called, at, word(shared, at) + by)
 
 
 @operation()

@@ -13,16 +13,13 @@ are the head's. So these matrices take every format of weights, on every instruc
 
 from __future__ import annotations
 
-from typing import Final
-
+from kernels.cpu.called_records import RECORD_BYTES, move
 from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.latent_operands import HEAD_CALL_BYTES, HeadCalls
-from kernels.cpu.memory_words import copy_bytes, write_int64
+from kernels.cpu.memory_words import copy_bytes
 from kernels.cpu.operands import Product, RowInput
-from kernels.cpu.operation import CHUNKS, KERNEL, RECORD_WORDS, StepWord
+from kernels.cpu.operation import CHUNKS, KERNEL, StepWord
 from kernels.cpu.step import invoke
-
-RECORD_BYTES: Final = 8 * RECORD_WORDS
 
 
 @inlined()
@@ -31,12 +28,6 @@ def copied(shared: int, header: int, worker: int) -> int:
     place: int = scratch(header, worker) + word(header, StepWord.SCRATCH_BYTES) - HEAD_CALL_BYTES
     copy_bytes(shared, place, RECORD_BYTES)
     return place
-
-
-@inlined()
-def move(shared: int, called: int, at: int, by: int) -> None:
-    """Write an address of the shared record, `by` bytes further on, to the one that is called."""
-    write_int64(called, at, word(shared, at) + by)
 
 
 @operation()

@@ -31,6 +31,7 @@ from kernels.cpu.rope_tile import (
     store_bfloat16,
     store_float32,
 )
+from kernels.cpu.token_places import find_token_places
 from kernels.cpu.vector_ir import F32, I32, LANES, Builder, Value
 
 ONE: Final = types.float32(1)
@@ -44,8 +45,6 @@ def float_of_bits(builder: Builder, bits: Value) -> Value:
 
 def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> Any:  # noqa: ANN401
     """Return what writes a range of tokens into a pool whose values have `value_bytes`."""
-    # Tokens are in lanes of K; in V they are rows, or halves of pairs of rows.
-    pair = 1 if value_bytes == 4 else 2
 
     @inlined()
     def write_tokens(record: int, header: int, first: int, end: int, memory: int) -> None:
@@ -58,7 +57,6 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
         padded, width = (size + LANES - 1) // LANES * LANES, (rank + LANES - 1) // LANES * LANES
         sub_blocks = (block_size + SUB_BLOCK_TOKENS - 1) // SUB_BLOCK_TOKENS
         sub_block_bytes = word(record, LatentWrite.HEAD_BYTES) // sub_blocks
-        places = int64_at(memory)
         key, value = memory + PLACES_BYTES, memory + PLACES_BYTES + 4 * padded
         floats = float32_at(key)
         for i in range(size, padded):
@@ -76,12 +74,7 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
             sub, lane = offset // SUB_BLOCK_TOKENS, offset % SUB_BLOCK_TOKENS
             place = word(record, LatentWrite.POOL) + block * word(record, LatentWrite.BLOCK_BYTES)
             place += sub * sub_block_bytes
-            values = place + padded * SUB_BLOCK_TOKENS * value_bytes
-            places[0] = place + lane * pair * value_bytes
-            places[1] = values + lane // pair * width * pair * value_bytes
-            places[1] += lane % pair * value_bytes
-            places[2] = values + width * SUB_BLOCK_TOKENS * value_bytes + 4 * lane
-            places[3] = places[2] + 4 * SUB_BLOCK_TOKENS
+            find_token_places(place, lane, value_bytes, padded, width, memory)
             store_token(key, value, padded, width, memory)
 
     return write_tokens

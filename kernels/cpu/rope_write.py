@@ -31,6 +31,7 @@ from kernels.cpu.rope_tile import (
     store_bfloat16,
     store_float32,
 )
+from kernels.cpu.token_places import find_token_places
 
 LOG2_E: Final = 1.4426950408889634
 
@@ -70,8 +71,6 @@ def changed_head(x: int, bias: int, weight: int, dim: int, epsilon: int, out: in
 
 def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> Any:  # noqa: ANN401
     """Return what writes a range of tokens into a pool whose values have `value_bytes`."""
-    # Tokens are in lanes of K; in V they are rows, or halves of pairs of rows.
-    pair = 1 if value_bytes == 4 else 2
 
     @inlined()
     def write_tokens(record: int, header: int, first: int, end: int, memory: int) -> None:
@@ -85,7 +84,6 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
         half, padded = dim // 2, (dim + 15) // 16 * 16
         sub_blocks = (block_size + SUB_BLOCK_TOKENS - 1) // SUB_BLOCK_TOKENS
         scale = types.float32(LOG2_E / math.sqrt(dim))
-        places = int64_at(memory)
         key, value = memory + PLACES_BYTES, memory + PLACES_BYTES + 4 * padded
         changed = value + 4 * padded
         query_norm, key_norm = word(record, RopeWrite.QUERY_NORM), word(record, RopeWrite.KEY_NORM)
@@ -116,7 +114,6 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
             block = kv_places[token] // block_size
             offset = kv_places[token] - block * block_size
             sub, lane = offset // SUB_BLOCK_TOKENS, offset % SUB_BLOCK_TOKENS
-            size = padded * SUB_BLOCK_TOKENS * value_bytes
             sub_block = word(record, RopeWrite.POOL) + block * word(record, RopeWrite.BLOCK_BYTES)
             sub_block += sub * (head_bytes // sub_blocks)
             x += 4 * num_heads * dim
@@ -128,11 +125,7 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
                 )
                 copy_padded(own_value, dim, value)
                 bias += step
-                places[0] = sub_block + lane * pair * value_bytes
-                places[1] = sub_block + size + lane // pair * padded * pair * value_bytes
-                places[1] += lane % pair * value_bytes
-                places[2] = sub_block + 2 * size + 4 * lane
-                places[3] = places[2] + 4 * SUB_BLOCK_TOKENS
+                find_token_places(sub_block, lane, value_bytes, padded, padded, memory)
                 store_token(key, value, padded, padded, memory)
                 sub_block += head_bytes
                 x += 4 * dim

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from bench.gpu.cases.latent_attention import draw_decode, draw_prefill
@@ -13,9 +12,7 @@ from kernels.cuda import (
     latent_attention_tile,
 )
 from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVariant
-from tests.kernels.cuda.compiled import run_compiled, text_of, without
 from tests.kernels.cuda.simulation import Source, simulate
-from tests.ptx import Fault as CompiledFault
 from tests.simt import Fault
 
 DECODE = LatentDecodeVariant("bfloat16", 2, 256, 32, 16)
@@ -29,8 +26,6 @@ SOURCES = {
         latent_attention_tensor, "make_tensor_latent_decode", DECODE, latent_attention_tile
     ),
 }
-SPLIT = 2 * attention_chunks.LEAST_CHUNK_TILES * attention_chunks.TILE_TOKENS
-"""Tokens of a row that has two chunks as they are."""
 DELETED = [(name, line) for name, source in SOURCES.items() for line in source.synchronisations()]
 
 
@@ -40,15 +35,15 @@ def short_chunks(monkeypatch):
         monkeypatch.setattr(attention_chunks, name, 4)
 
 
-def case_of(name: str, length: int = 100, splits: int = 1):
-    """Several tiles, and chunks where they are short; or a prompt behind others."""
+def case_of(name: str):
+    """Several tiles and chunks, or a prompt behind others."""
     if name == "prompts":
         return draw_prefill(PREFILL, ((3, 50),))
-    return draw_decode(FLOAT32 if name == "float32" else DECODE, (length,), splits=splits)
+    return draw_decode(FLOAT32 if name == "float32" else DECODE, (140,), splits=2)
 
 
 def is_noticed(name: str, kernels) -> bool:
-    case = case_of(name, 140, splits=2)
+    case = case_of(name)
     try:
         return case.faults(simulate(case, kernels=kernels)) != []
     except Fault:
@@ -85,24 +80,3 @@ def test_a_deleted_barrier_commit_or_wait_is_noticed(name: str, line: int):
 @pytest.mark.usefixtures("short_chunks")
 def test_a_step_that_goes_elsewhere_is_noticed(old: str, new: str):
     assert is_noticed("decode", SOURCES["decode"].with_replaced(old, new))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", ["decode", "prompts", "float32"])
-def test_compiled_attention_gives_what_the_specification_says(name: str):
-    case = case_of(name)
-    assert case.faults(run_compiled(case)) == []
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("opcode", ["bar.sync", "cp.async.wait_group", "griddepcontrol.wait"])
-def test_what_is_deleted_from_compiled_decode_is_noticed(opcode: str):
-    case, noticed = case_of("decode", SPLIT, splits=2), []
-    for text in without(text_of(DECODE), opcode):
-        try:
-            found = case.faults(run_compiled(case, texts={DECODE.name: text}))
-        except CompiledFault:
-            found = ["a fault"]
-        noticed.append(bool(found))
-    assert noticed
-    assert all(noticed), np.flatnonzero(~np.array(noticed))
