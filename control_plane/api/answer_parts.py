@@ -44,7 +44,7 @@ def whole_parts(reader: AnswerReader, sample: int, finish_reason: str) -> infere
         reasoning_content=parts.reasoning,
         tool_calls=[
             inference_pb2.ToolCall(
-                id=reader.call_id(sample, call.number),
+                id=reader.call_id(sample, call),
                 name=call.name or "",
                 arguments_json=call.arguments,
             )
@@ -61,7 +61,7 @@ def parts_delta(reader: AnswerReader, sample: int, parts: Parts) -> inference_pb
         tool_calls=[
             inference_pb2.ToolCallDelta(
                 index=call.number,
-                id="" if call.name is None else reader.call_id(sample, call.number),
+                id="" if call.name is None else reader.call_id(sample, call),
                 name=call.name or "",
                 arguments_json=call.arguments,
             )

@@ -237,7 +237,9 @@ class TextService:
         answer = None
         if self._answer_formats is not None:
             continued = str(known[-1]["content"]) if continue_final_message else None
-            answer = self._answer_formats.of(text, tools=tools or (), continued=continued)
+            answer = self._answer_formats.of(
+                text, messages=known, tools=tools or (), continued=continued
+            )
         form_ids = encode(answer.form_opening) if answer and answer.form_opening else ()
         return ChatPrompt(text, encode(text), answer, form_ids)
 

@@ -112,6 +112,6 @@ class Messages:
 
     def _begin(self, index: int, call: CallPiece) -> dict[str, object]:
         """Spell the first piece of a call."""
-        call_id = "" if self._reader is None else self._reader.call_id(index, call.number)
+        call_id = "" if self._reader is None else self._reader.call_id(index, call)
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": call_id, "type": "function", "function": function}

@@ -294,7 +294,7 @@ class Output:
     def _call(self, piece: CallPiece) -> list[Event]:
         events = []
         if piece.name is not None and self._reader is not None:
-            call_id = self._reader.call_id(0, piece.number)
+            call_id = self._reader.call_id(0, piece)
             events = self._begin(Call(self._request_id, len(self._items), call_id, piece.name))
         return [*events, self._items[-1].add(piece.arguments)] if piece.arguments else events
 

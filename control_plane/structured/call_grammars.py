@@ -18,6 +18,16 @@ from control_plane.structured.lark import lark_text, without
 from control_plane.structured.parameter_grammars import rules_of_calls
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
+from control_plane.text.answers.section_readers import (
+    ARGUMENTS,
+    FENCE,
+    PLAIN_NAME,
+    SEPARATOR,
+    DeepSeekV3Reader,
+    DeepSeekV31Reader,
+    KimiReader,
+    SectionReader,
+)
 
 _PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 """What may stand between marks of Mistral's."""
@@ -137,6 +147,66 @@ def _qwen3_coder(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
     return lines, schemas
 
 
+def _deepseek_v3(calls: ToolCalls) -> list[str]:
+    def header(name: str) -> str:
+        block = lark_text(f"{name}\n{FENCE}json\n")
+        return f'"function" {_mark(calls, SEPARATOR)} {block}'
+
+    fence = lark_text(f"\n{FENCE}")
+    return _section(calls, DeepSeekV3Reader, header, behind=fence, between=lark_text("\n"))
+
+
+def _deepseek_v31(calls: ToolCalls) -> list[str]:
+    def header(name: str) -> str:
+        return f"{lark_text(name)} {_mark(calls, SEPARATOR)}"
+
+    return _section(calls, DeepSeekV31Reader, header)
+
+
+def _kimi(calls: ToolCalls) -> list[str]:
+    """With any number behind a name: templates count the calls of a conversation."""
+
+    def header(name: str) -> str:
+        return f"{lark_text(f'functions.{name}:')} /[0-9]{{1,4}}/ {_mark(calls, ARGUMENTS)}"
+
+    return _section(calls, KimiReader, header)
+
+
+def _section(
+    calls: ToolCalls,
+    reader: type[SectionReader],
+    header: Callable[[str], str],
+    *,
+    behind: str = "",
+    between: str = "",
+) -> list[str]:
+    """Return the rules of an answer with calls in sections; one of them where they must be.
+
+    `header`: makes what stands in front of the arguments of a call. `behind`: what stands behind
+    them, `between`: between two calls. What a header cannot name is not called.
+    """
+    bodies = [
+        f"{header(tool.name)} @{_schema_name(index)}"
+        for index, tool in enumerate(calls.tools)
+        if PLAIN_NAME.fullmatch(tool.name)
+    ]
+    if not bodies:
+        name = calls.tools[0].name
+        raise ValueError(
+            "a function must have a name without <, >, {, ` and line breaks, and no space at its "
+            f"ends, got {name!r:.80}"
+        )
+    begin, end = _mark(calls, reader.BEGIN), _mark(calls, reader.END)
+    more = "" if calls.is_single else f"({between} {begin} called)*"
+    section = [
+        f"call: {begin} called {more} {_mark(calls, reader.CLOSE)}",
+        f"called: ({' | '.join(bodies)}) {behind} {end}",
+    ]
+    if calls.may_say:
+        return [*_text_and_calls(calls, reader.OPEN), *section]
+    return [f"calls: {_mark(calls, reader.OPEN)} call", *section]
+
+
 def _calls(calls: ToolCalls, mark: str, *, separator: str, bare: str | None = None) -> list[str]:
     """Return the rules of an answer with a mark before each call; `call` is what follows it.
 
@@ -232,4 +302,7 @@ _OBJECTS: Final[Mapping[str, Callable[[ToolCalls], list[str]]]] = {
     "hermes": _hermes,
     "llama3_json": _llama3_json,
     "mistral": _mistral,
+    DeepSeekV3Reader.FORMAT: _deepseek_v3,
+    DeepSeekV31Reader.FORMAT: _deepseek_v31,
+    KimiReader.FORMAT: _kimi,
 }

@@ -8,6 +8,7 @@ only makes one, and a `tojson` that keeps non-ASCII text and escapes no HTML.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -19,6 +20,7 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
+from control_plane.text.call_form import CallForm, form_of
 from control_plane.text.template_kwargs import FIELD, OWN_VARIABLES
 from control_plane.text.template_limits import (
     MAX_RENDERED_CHARACTERS,
@@ -97,6 +99,27 @@ class ChatTemplate:
         the template is told, over the defaults. The text holds its own special tokens, BOS included
         where the model wants one.
         """
+        if any(message.get("tool_calls") for message in messages):
+            messages = self._call_form.of(messages)
+        return self._rendered(
+            messages,
+            tools=tools,
+            variables=variables,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    @functools.cached_property
+    def _call_form(self) -> CallForm:
+        return form_of(functools.partial(self._rendered, add_generation_prompt=False))
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None,
+        variables: Mapping[str, object] = NONE,
+        add_generation_prompt: bool,
+    ) -> str:
         context = {
             "documents": None,
             **self._defaults,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 from control_plane.text.answers.call_object import CallObject
@@ -34,6 +34,7 @@ class CallReader(PartsReader):
         self._spare: list[str] = []  # content, unless it turns out to be a part of a call
         self._step: _Step = self._in_content
         self._object = CallObject(draft, self._spare)
+        self._mark = ""  # as much as has come of one that is due
 
     def push(self, text: str) -> None:
         """Take the next piece; nothing behind the last call that is wanted, which `is_over`."""
@@ -119,6 +120,26 @@ class CallReader(PartsReader):
             self._spare.append(text[: len(text) - len(rest)])
         return rest
 
+    def _take_mark(self, marks: Sequence[str], text: str) -> tuple[str | None, str]:
+        """Take what comes of one of some marks, and space before it: which it is, and the rest.
+
+        None: more has to come. Empty: it is none of them.
+        """
+        if not self._mark:
+            text = self._skip_space(text)
+        begun, self._mark = self._mark, ""
+        known = begun + text
+        for mark in marks:
+            if known.startswith(mark):
+                self._spare.append(mark[len(begun) :])
+                return mark, known[len(mark) :]
+        if any(mark.startswith(known) for mark in marks):
+            self._spare.append(text)
+            self._mark = known
+            return None, ""
+        self._spare[:] = ["".join(self._spare).removesuffix(begun)]
+        return "", known  # another mark may begin with it
+
     def _skip(self, text: str) -> str:
         """Take one character."""
         self._spare.append(text[0])
@@ -133,36 +154,12 @@ class TaggedReader(CallReader):
 
     _CLOSING: Final = "</tool_call>"
 
-    def __init__(
-        self, draft: Draft, *, is_start: bool, parameters: ToolParameters = NO_TOOLS
-    ) -> None:
-        super().__init__(draft, is_start=is_start, parameters=parameters)
-        self._mark = ""  # as much as has come of one that is due
-
-    def _take_mark(self, mark: str, text: str) -> tuple[bool | None, str]:
-        """Take what comes of a mark, and space before it: whether it is one, and the rest.
-
-        None: more has to come.
-        """
-        if not self._mark:
-            text = self._skip_space(text)
-        missing = mark[len(self._mark) :]
-        given = text[: len(missing)]
-        if not missing.startswith(given):
-            held, begun = "".join(self._spare), self._mark
-            self._spare[:], self._mark = [held.removesuffix(begun)], ""
-            return False, begun + text  # another mark may begin with it
-        self._spare.append(given)
-        is_whole = given == missing
-        self._mark = "" if is_whole else self._mark + given
-        return is_whole or None, text[len(given) :]
-
     def _behind_object(self, text: str) -> str:
-        is_closed, text = self._take_mark(self._CLOSING, text)
-        if is_closed is False:
+        closed, text = self._take_mark((self._CLOSING,), text)
+        if closed == "":
             self._end_call()
             return self._back_to_content(text)
-        if is_closed:
+        if closed:
             self._spare.clear()
             self._step = self._in_content
             self._end_call()

@@ -17,13 +17,21 @@ from control_plane.text.answers.call_readers import (
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.parts_reader import PartsReader
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
+from control_plane.text.answers.section_readers import (
+    DeepSeekV3Reader,
+    DeepSeekV31Reader,
+    KimiReader,
+)
 
 AUTO: Final = "auto"
 NONE: Final = "none"
 
 CALL_READERS: Final[Mapping[str, type[PartsReader]]] = {
     reader.FORMAT: reader
-    for reader in (HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader, HarmonyReader)
+    for reader in (
+        *(HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader),
+        *(DeepSeekV3Reader, DeepSeekV31Reader, KimiReader, HarmonyReader),
+    )
 }
 TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
 _MISTRAL_THINK: Final = ThoughtMarks("[THINK]", "[/THINK]")

@@ -40,7 +40,7 @@ class AnswerFormat:
     `spelled`: special tokens that must be in the text, which leaves such tokens out otherwise:
     their ids and names. `parameters`: of the tools, where calls cannot be read without. `marks`: of
     the reasoning. `form_opening`: what the prompt has besides where the answer has a form of its
-    own, and so begins with its content.
+    own, and so begins with its content. `num_earlier_calls`: in the conversation.
     """
 
     thinking: Thinking
@@ -50,6 +50,7 @@ class AnswerFormat:
     parameters: ToolParameters = field(default_factory=lambda: NO_TOOLS)
     marks: ThoughtMarks = THINK
     form_opening: str = ""
+    num_earlier_calls: int = 0
 
     @property
     def marks_are_tokens(self) -> bool:

@@ -39,6 +39,14 @@ class PartsReader(ABC):
         self.thinks = True
         self.knows_marks = False
 
+    @staticmethod
+    def call_id(name: str, number: int) -> str | None:  # noqa: ARG004 - most want none
+        """Return the id that the format's templates want of a call; None: any.
+
+        `number`: of calls before it in the conversation.
+        """
+        return None
+
     @property
     def thoughts(self) -> Sequence[tuple[int, int]]:
         """Where in the text reasoning begins and ends, as far as is certain, in characters."""

@@ -67,10 +67,10 @@ class Qwen3CoderReader(TaggedReader):
         return text
 
     def _want_function(self, text: str) -> str:
-        is_call, text = self._take_mark(_FUNCTION, text)
-        if is_call is False:
+        found, text = self._take_mark((_FUNCTION,), text)
+        if found == "":
             return self._no_call(text)
-        if is_call:
+        if found:
             self._step = self._in_function
         return text
 

@@ -10,7 +10,7 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.text.answers.call_ids import CallIds
 from control_plane.text.answers.parser import AnswerFormat, AnswerParser, Thinking
-from control_plane.text.answers.parts import Parts
+from control_plane.text.answers.parts import CallPiece, Parts
 from control_plane.text.answers.reasoning_tokens import ReasoningTokens
 from control_plane.text.detokenizer import Detokenizer
 
@@ -79,9 +79,11 @@ class AnswerReader:
         """Whether a sample calls tools, and said so to the end."""
         return self._parser(sample).is_calling
 
-    def call_id(self, sample: int, call: int) -> str:
-        """Return the id of a call."""
-        return self._ids.name(sample, call)
+    def call_id(self, sample: int, call: CallPiece) -> str:
+        """Return the id of a call, which its first piece, or all of it, is given of."""
+        calls, number = self._format.calls, self._format.num_earlier_calls + call.number
+        wanted = None if calls is None else calls.call_id(call.name or "", number)
+        return self._ids.name(sample, call.number) if wanted is None else wanted
 
     def _parser(self, sample: int) -> AnswerParser:
         parser = self._parsers.get(sample)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from control_plane.core.tool_calls import THINK
+from control_plane.text import example_call
 from control_plane.text.answers.formats import AUTO, CALL_READERS, HARMONY, NONE, THOUGHT_MARKS
 from control_plane.text.answers.harmony_reader import (
     CHANNEL,
@@ -25,22 +26,6 @@ from planes.errors import TokenizationError
 
 _MOST_READ: Final = 1 << 14
 """Characters that a template writes for a call; it may write millions, and a server would wait."""
-
-_CALL: Final = {"name": "look_up", "arguments": {"key": "a b", "count": 2}}
-_ASKING: Final[list[Mapping[str, object]]] = [{"role": "user", "content": "hello"}]
-_CALLING: Final[Mapping[str, object]] = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"id": "abcdefghi", "type": "function", "function": _CALL}],
-}
-_TOOL: Final = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "looks up",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
 
 
 class AnswerFormats:
@@ -80,12 +65,14 @@ class AnswerFormats:
         prompt: str,
         *,
         tools: Sequence[Mapping[str, object]],
+        messages: Sequence[Mapping[str, object]] = (),
         continued: str | None = None,
     ) -> AnswerFormat | None:
         """Return how the answer to a prompt is read; None: all of it is content.
 
-        `tools`: those that may be called, as chat templates get them. `continued`: what the last
-        message says so far, if the answer goes on with it.
+        `messages`: of the conversation, and `tools`: those that may be called, both as chat
+        templates get them. `continued`: what the last message says so far, if the answer goes on
+        with it.
         """
         if self.has_channels:
             return self._in_channels(prompt, continued, has_tools=bool(tools))
@@ -103,6 +90,7 @@ class AnswerFormats:
             spelled=self._spelled_with_calls if reader else self._spelled,
             parameters=parameters_of_tools(tools) if reads else NO_TOOLS,
             marks=self._marks or THINK,
+            num_earlier_calls=_num_calls(messages),
         )
 
     def _in_channels(self, prompt: str, continued: str | None, *, has_tools: bool) -> AnswerFormat:
@@ -130,6 +118,11 @@ class AnswerFormats:
         return Thinking.IS_OVER if end.endswith(self._marks.end) else Thinking.MAY_BEGIN
 
 
+def _num_calls(messages: Sequence[Mapping[str, object]]) -> int:
+    calls = (message.get("tool_calls") for message in messages)
+    return sum(len(some) for some in calls if isinstance(some, Sequence))
+
+
 def _marks_of(template: ChatTemplate) -> str | None:
     """Return whose marks a template knows: it may only take reasoning away, or only open it."""
     if CHANNEL in template.source:
@@ -145,31 +138,40 @@ def format_of_calls(template: ChatTemplate) -> str | None:
 
     It is given a conversation with a call, and what it writes is read.
     """
+    # A template may take no id but those of one kind, or write it where the name belongs.
+    named = (reader.call_id(example_call.NAME, 0) for reader in CALL_READERS.values())
+    for call_id in (example_call.ID, *filter(None, named)):
+        written = _written(template, example_call.calling(call_id=call_id))
+        found = [name for name, reader in CALL_READERS.items() if _reads(reader, written)]
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def _written(template: ChatTemplate, calling: Mapping[str, object]) -> str:
+    """Return what a template writes of a message; nothing where that cannot be told."""
+    asking, tools = example_call.ASKING, [example_call.TOOL]
     try:
-        calling = template.render([*_ASKING, _CALLING], tools=[_TOOL], add_generation_prompt=False)
+        whole = template.render([*asking, calling], tools=tools, add_generation_prompt=False)
         # Earlier messages may begin otherwise than answers do: without `<think>`, for one.
         beginnings = [
-            template.render(_ASKING, tools=[_TOOL], add_generation_prompt=opens)
+            template.render(asking, tools=tools, add_generation_prompt=opens)
             for opens in (True, False)
         ]
     except TokenizationError:  # it knows no calls, or wants them otherwise
-        return None
-    begun = next((text for text in beginnings if calling.startswith(text)), None)
-    if begun is None:
-        return None
-    written = calling.removeprefix(begun)[:_MOST_READ]
-    found = [name for name, reader in CALL_READERS.items() if _reads(reader, written)]
-    return found[0] if len(found) == 1 else None
+        return ""
+    begun = next((text for text in beginnings if whole.startswith(text)), None)
+    return "" if begun is None else whole.removeprefix(begun)[:_MOST_READ]
 
 
 def _reads(reader: type[PartsReader], written: str) -> bool:
     """Whether the call is what comes out."""
     parser = AnswerFormat(Thinking.MAY_BEGIN, reader).parser()
     calls = parser.push(written).calls
-    if len(calls) != 1 or calls[0].name != _CALL["name"]:
+    if len(calls) != 1 or calls[0].name != example_call.NAME:
         return False
     try:
-        return bool(json.loads(calls[0].arguments) == _CALL["arguments"])
+        return bool(json.loads(calls[0].arguments) == example_call.ARGUMENTS)
     except ValueError:
         return False
 

@@ -11,6 +11,11 @@ from control_plane.text.answers.call_readers import HermesReader, Llama3JsonRead
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.parts import CallPiece, Parts, Said
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
+from control_plane.text.answers.section_readers import (
+    DeepSeekV3Reader,
+    DeepSeekV31Reader,
+    KimiReader,
+)
 from control_plane.text.answers.text_form import FirstCall
 
 READERS = {
@@ -18,7 +23,12 @@ READERS = {
     "llama": Llama3JsonReader,
     "mistral": MistralReader,
     "qwen3_coder": Qwen3CoderReader,  # more in test_calls_of_qwen3_coder_come_apart
+    "deepseek_v3": DeepSeekV3Reader,  # these three in test_calls_in_sections_come_apart
+    "deepseek_v31": DeepSeekV31Reader,
+    "kimi": KimiReader,
 }
+OPEN, CLOSE, BEGIN, END, SEPARATOR = DeepSeekV3Reader.NAMES
+K_OPEN, _, K_BEGIN, _, K_ARGUMENTS = KimiReader.NAMES
 MAY_BEGIN = Thinking.MAY_BEGIN
 LONG_NAME = "n" * 65
 
@@ -197,6 +207,10 @@ FAVOURITES = {
     "mistral": ["[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {', "[TOOL_CALLS]g{"] * 2,
     "qwen3_coder": ["<function=f>", "<function=", "<parameter=x>", "\n</parameter>", "</function>",
                     "<parameter=", "<tool_call>\n<function=g>\n<parameter=y>\n"],
+    "deepseek_v3": [*(_DEEPSEEK := [OPEN, BEGIN, SEPARATOR, END, CLOSE]), "function", "```json\n{",
+                    f"{OPEN}{BEGIN}function{SEPARATOR}f\n```json\n{{", f"}}\n```{END}"] * 2,
+    "deepseek_v31": [*_DEEPSEEK, f"{OPEN}{BEGIN}f{SEPARATOR}{{", f"}}{END}{BEGIN}g"] * 2,
+    "kimi": [*KimiReader.NAMES, "functions.f:0", ":1", f"{K_OPEN}{K_BEGIN}f:0{K_ARGUMENTS}{{"] * 2,
 }  # fmt: skip
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.text.answers.call_ids import CallIds
 from control_plane.text.answers.call_readers import HermesReader
 from control_plane.text.answers.parser import Thinking
 from control_plane.text.answers.recognition import AnswerFormats
+from control_plane.text.answers.section_readers import DeepSeekV3Reader, KimiReader
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.simple_tokenizer import SimpleTokenizer
 from tests.control_plane.text.known_templates import (
@@ -35,6 +35,27 @@ CODER = (
     "{% for name, value in called.arguments.items() %}<parameter={{ name }}>{{ value }}</parameter>"
     "{% endfor %}</function>"
 )
+OPEN, CLOSE, BEGIN, END, SEPARATOR = DeepSeekV3Reader.NAMES
+DEEPSEEK_R1 = (
+    "{{ '<think>' if add_generation_prompt }}{% for m in messages if m.content is none %}"
+    f"{OPEN}{{% for c in m.tool_calls %}}{{{{ '{BEGIN}' + c.type + '{SEPARATOR}' + c.function.name "
+    f"+ '\n```json\n' + c.function.arguments + '\n```{END}' }}}}{{% endfor %}}{CLOSE}{{% endfor %}}"
+)
+DEEPSEEK_V31 = writing(
+    f"{OPEN}{{% for c in m.tool_calls %}}{BEGIN}{{{{ c.function.name }}}}{SEPARATOR}"
+    f"{{{{ c.function.arguments | tojson }}}}{END}{{% endfor %}}{CLOSE}"
+)
+
+
+def kimi(call_id: str) -> str:
+    """With ids of its own, or those of the calls, which it wants to be such ones."""
+    opening, close, begin, end, arguments = KimiReader.NAMES
+    return writing(
+        f"{opening}{{% for c in m.tool_calls %}}{begin}{{{{ {call_id} }}}}{arguments}"
+        f"{{{{ c.function.arguments | tojson }}}}{end}{{% endfor %}}{close}"
+    )
+
+
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 ENDLESS = f"{{% if tools %}}{LOOPS}{{% endif %}}"
 LATE = writing(f"{{% for i in range(99999) %}}-{{% endfor %}}{HERMES}")
@@ -62,6 +83,10 @@ def formats(source, **options) -> AnswerFormats:
         ),  # its prompt begins the answer otherwise than its earlier messages
         (QWEN_CODER, "qwen3_coder", None),  # between the marks of hermes
         (writing(CODER), "qwen3_coder", None),
+        (DEEPSEEK_R1, "deepseek_v3", "think"),
+        (DEEPSEEK_V31, "deepseek_v31", None),
+        (kimi("'functions.' + c.function.name + ':' + loop.index0 | string"), "kimi_k2", None),
+        (kimi("c.id"), "kimi_k2", None),
         (writing(f"<tool_call>{CODER}</tool_call>"), "qwen3_coder", None),
         (writing(f"<tool_call>{CODER}{HERMES}"), None, None),  # two formats
         (writing(HERMES + CODER), None, None),
@@ -212,6 +237,8 @@ def test_markers_that_are_special_tokens_are_spelled_out():
         ("qwen3_coder", ["<tool_call>", "</tool_call>"]),
         ("llama3_json", ["<|python_tag|>"]),
         ("mistral", ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]),
+        ("deepseek_v3", [*DeepSeekV3Reader.NAMES]),
+        ("kimi_k2", [*KimiReader.NAMES]),
     ],
 )
 def test_marks_of_calls_are_spelled_where_there_are_tools_those_of_reasoning_always(
@@ -223,14 +250,3 @@ def test_marks_of_calls_are_spelled_where_there_are_tools_those_of_reasoning_alw
     for tools, names in (([], thinks), ([TOOL], [*thinks, *of_calls])):
         found = known.of("A: ", tools=tools)
         assert sorted(found.spelled.values()) == sorted(names)
-
-
-def test_a_call_has_the_same_id_whenever_the_same_request_makes_it():
-    ids = CallIds([1, 2, 300_000], seed=2**64 - 1)
-    known = {ids.name(sample, call) for sample in range(3) for call in range(3)}
-    assert len(known) == 9
-    assert ids.name(1, 11) != ids.name(11, 1)
-    assert all(len(name) == 9 and name.isalnum() and name.isascii() for name in known)
-    assert CallIds([1, 2, 300_000], seed=2**64 - 1).name(2, 1) == ids.name(2, 1)
-    assert CallIds([1, 2], seed=2**64 - 1).name(0, 0) not in known
-    assert CallIds([1, 2, 300_000], seed=1).name(0, 0) not in known

@@ -1,0 +1,68 @@
+"""In what form chat templates are given earlier messages with calls.
+
+Most want arguments as objects, and spell them as JSON; to most, content that is empty is a text.
+Those of DeepSeek V3 and R1 put texts together, and see calls only where there is no content at all:
+given an object they fail, and others would spell it in Python's way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from control_plane.text import example_call
+from planes.errors import TokenizationError
+
+
+class CallForm(NamedTuple):
+    """`arguments_are_text`: else objects. `empty_is_none`: content that is empty is None."""
+
+    arguments_are_text: bool = False
+    empty_is_none: bool = False
+
+    def of(self, messages: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
+        """Return messages, as conversations have them, as a template wants them."""
+        return messages if self == CallForm() else [self._message(one) for one in messages]
+
+    def _message(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        calls = message.get("tool_calls")
+        if not calls or not isinstance(calls, Sequence):
+            return message
+        found = dict(message)
+        if self.arguments_are_text:
+            found["tool_calls"] = [_with_text(call) for call in calls]
+        if self.empty_is_none and not message.get("content"):
+            found["content"] = None
+        return found
+
+
+def form_of(render: Callable[..., str]) -> CallForm:
+    """Return the form in which a template writes a call; the usual one where none shows.
+
+    `render`: takes messages and `tools`, and raises TokenizationError.
+    """
+    ways = [CallForm(text, none) for none in (False, True) for text in (False, True)]
+    return next((form for form in ways if _shows(render, form)), CallForm())
+
+
+def _shows(render: Callable[..., str], form: CallForm) -> bool:
+    messages = form.of([*example_call.ASKING, example_call.calling()])
+    try:
+        text = render(messages, tools=[example_call.TOOL])
+    except TokenizationError:
+        return False
+    arguments = example_call.ARGUMENTS
+    if form.arguments_are_text:  # text that is spelled as JSON shows, too, and is another
+        return json.dumps(arguments) in text
+    return str(arguments) not in text and all(str(value) in text for value in arguments.values())
+
+
+def _with_text(call: object) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,32 @@
+"""A conversation with a call, with which chat templates are tried: they say nothing of themselves.
+
+What they write of it shows the format of calls, and in what form they want arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+NAME: Final = "look_up"
+ARGUMENTS: Final[Mapping[str, object]] = {"key": "a b", "count": 729}
+ASKING: Final[list[Mapping[str, object]]] = [{"role": "user", "content": "hello"}]
+TOOL: Final[Mapping[str, object]] = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": "looks up",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+ID: Final = "abcdefghi"
+"""Mistral's templates refuse most others."""
+
+
+def calling(
+    *, arguments: Mapping[str, object] | str = ARGUMENTS, call_id: str = ID
+) -> Mapping[str, object]:
+    """Return the message in which the assistant calls."""
+    function = {"name": NAME, "arguments": arguments}
+    call = {"id": call_id, "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
