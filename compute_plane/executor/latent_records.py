@@ -101,15 +101,11 @@ class LatentRecords:
         of: Latents,
         pool: KvPool,
         *,
-        first_layer: int,
         max_tokens: int,
         max_rows: int,
     ) -> None:
         self._table, self._spec, self._of, self._pool = table, spec, of, pool
-        self._kv_layers = {
-            first_layer + number: number for number in range(spec.num_layers - first_layer)
-        }
-        self._first_layer, self._max_rows = first_layer, max_rows
+        self._max_rows = max_rows
         heads = spec.num_heads
 
         def floats(count: int) -> int:
@@ -321,8 +317,7 @@ class LatentRecords:
         ]
 
     def _layer_address(self, index: int) -> int:
-        number = self._kv_layers[self._first_layer + index]
-        return self._pool.address + number * self._pool.layout.layer_bytes
+        return self._pool.address + index * self._pool.layout.layer_bytes
 
 
 def make_attention(
@@ -344,7 +339,7 @@ def make_attention(
     if spec.latents is not None:
         return LatentRecords(
             *shape, spec.latents, pool,
-            first_layer=first_layer, max_tokens=max_tokens, max_rows=max_rows,
+            max_tokens=max_tokens, max_rows=max_rows,
         )  # fmt: skip
     return AttentionRecords(
         *shape, pool,

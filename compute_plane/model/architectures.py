@@ -157,7 +157,11 @@ ARCHITECTURES: Final = {
     "lfm2": Architecture("LFM2", has_head_norms=True),
     "lfm2moe": Architecture("LFM2 MoE", has_head_norms=True, experts="always"),
     "deepseek2": Architecture(
-        "DeepSeek", turns_neighbours="always", experts="may", predicts_ahead=True
+        "DeepSeek",
+        turns_neighbours="always",
+        experts="may",
+        predicts_ahead=True,
+        exceeds_float16=True,
     ),
     "granitemoe": Architecture(
         "Granite MoE", turns_neighbours="in GGUF", has_multipliers=True, experts="always"

@@ -78,9 +78,11 @@ def gguf_mixture(file: GgufFile, keys: GgufMetadata, prefix: str) -> Mixture | N
     if scores is None:
         scores = _said_scores(file, keys, prefix)
     if function and SCORES.get(function) != scores:
-        number = next(number for number, name in SCORES.items() if name == scores)
+        taken = SCORES if sharing is not None and sharing.scores is None else {}
+        known = taken or {number: name for number, name in SCORES.items() if name == scores}
+        numbers = " or ".join(f"{number} ({name})" for number, name in known.items())
         raise UnsupportedModelError(
-            path, f"{prefix}expert_gating_func must be {number} ({scores}), got {function}"
+            path, f"{prefix}expert_gating_func must be {numbers}, got {function}"
         )
     scale = keys.number(prefix + "expert_weights_scale") or 1.0
     if sharing is None and scale != 1.0:

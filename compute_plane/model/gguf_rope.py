@@ -120,7 +120,7 @@ def _of_keys(
     multiplier = keys.number(scaling + LOG_MULTIPLIER) or 0.0
     plain = PLAIN if prefix in (MINISTRAL3, DEEPSEEK2) else {**PLAIN, LOG_MULTIPLIER: 0.0}
     whole = yarn_attention_factor(1.0 if factor is None else factor, 1.0, multiplier)
-    if prefix == DEEPSEEK2:
+    if prefix == DEEPSEEK2 and multiplier:  # scores grow instead
         whole = 1.0
     says_whole = {YARN_WHOLE, OLDER_WHOLE} if prefix == OLMO2 else {YARN_WHOLE}
     for name, value in plain.items():

@@ -51,14 +51,21 @@ def config_latents(
     meant = DEFAULTS[model_type]
     if config.boolean("rope_interleave") is False:
         raise UnsupportedModelError(config.path, "rope_interleave = false is not supported")
+    if config.number("partial_rotary_factor", 1.0) != 1:
+        raise UnsupportedModelError(config.path, "partial_rotary_factor is not supported")
     plain = config.integer("qk_nope_head_dim", meant.plain)
     turning = config.integer("qk_rope_head_dim", TURNING)
     # One that is null is none; one that is not there is the usual one.
     query_rank = config.optional_integer("q_lora_rank")
     if query_rank is None:
         query_rank = 0 if config.has("q_lora_rank") else meant.query_rank
-    multiplier = yarn_multiplier(config) if isinstance(scaling, YarnScaling) else 0.0
-    factor = scaling.factor if isinstance(scaling, YarnScaling) else 1.0
+    multiplier, factor = yarn_multiplier(config), 1.0
+    if isinstance(scaling, YarnScaling):
+        factor = scaling.factor
+    elif multiplier and scaling is not None:
+        raise UnsupportedModelError(
+            config.path, "mscale_all_dim beside RoPE scaling other than yarn is not supported"
+        )
     return Latents(
         rank=config.integer("kv_lora_rank", RANK),
         turning=turning,

@@ -162,13 +162,19 @@ def _of_deepseek3(config: JsonObject, mixture: Mixture, meant: _Meant) -> Mixtur
         scores="sigmoid",
         weight_scale=config.number("routed_scaling_factor", meant.weight_scale),
         corrects_choice=True,
-        shared_size=config.integer("n_shared_experts", meant.num_shared)
-        * config.integer(EXPERT_WIDTH),
+        shared_size=_num_shared(config, meant.num_shared) * config.integer(EXPERT_WIDTH),
         dense_layers=_dense_layers(config, meant.dense_layers),
         dense_size=config.integer("intermediate_size"),
         num_groups=meant.groups[0] if num_groups is None else num_groups,
         groups_per_token=meant.groups[1] if groups_per_token is None else groups_per_token,
     )
+
+
+def _num_shared(config: JsonObject, meant: int) -> int:
+    key = "n_shared_experts"
+    if config.has(key) and config.optional_integer(key) is None:
+        raise UnsupportedModelError(config.path, f"{key} = null is not supported")
+    return config.integer(key, meant)
 
 
 def _of_deepseek2(config: JsonObject, mixture: Mixture) -> Mixture:
@@ -189,7 +195,7 @@ def _of_deepseek2(config: JsonObject, mixture: Mixture) -> Mixture:
         mixture,
         normalises_weights=False,
         weight_scale=config.number("routed_scaling_factor", 1.0),
-        shared_size=config.integer("n_shared_experts", 2) * config.integer(EXPERT_WIDTH),
+        shared_size=_num_shared(config, 2) * config.integer(EXPERT_WIDTH),
         dense_layers=_dense_layers(config, 0),
         dense_size=config.integer("intermediate_size"),
         num_groups=num_groups,
@@ -215,8 +221,8 @@ def _dense_layers(config: JsonObject, default: int) -> int:
     if kinds is None:
         return config.integer("first_k_dense_replace", default)
     num_layers = config.integer("num_hidden_layers")
-    count = kinds.count(DENSE) if isinstance(kinds, list) else 0
-    if kinds != [DENSE] * count + [SPARSE] * (num_layers - count):
+    count = kinds.count(DENSE) if isinstance(kinds, list) and len(kinds) == num_layers else None
+    if count is None or kinds != [DENSE] * count + [SPARSE] * (num_layers - count):
         raise UnsupportedModelError(
             config.path,
             f"mlp_layer_types must be {DENSE} of the first layers and {SPARSE} of all others, "

@@ -182,9 +182,9 @@ def scaling_faults(scaling: RopeScaling | None, num_turning: int, rope_theta: fl
             f"RoPE low_freq_factor must be below high_freq_factor, "
             f"got {scaling.low_freq_factor} and {scaling.high_freq_factor}"
         ]
-    if isinstance(scaling, YarnScaling) and scaling.beta_slow >= scaling.beta_fast:
+    if isinstance(scaling, YarnScaling) and scaling.beta_slow > scaling.beta_fast:
         return [
-            f"RoPE beta_slow must be below beta_fast, "
+            f"RoPE beta_slow must not be above beta_fast, "
             f"got {scaling.beta_slow} and {scaling.beta_fast}"
         ]
     if isinstance(scaling, YarnScaling) and rope_theta == 1:

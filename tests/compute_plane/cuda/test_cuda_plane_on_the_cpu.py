@@ -247,7 +247,8 @@ def test_a_model_that_float16_cannot_hold_is_in_bfloat16_however_it_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = torch.device("cuda", 0)
-    for architecture, expected in (("qwen3", "float16"), ("gemma3", "bfloat16")):
+    expected_of = {"qwen3": "float16", "deepseek2": "bfloat16", "gemma3": "bfloat16"}
+    for architecture, expected in expected_of.items():
         spec = replace(SPEC, architecture=architecture)
         model = tiny_model(spec)
         halves = replace(model.source.tensor(layout.FINAL_NORM), format=TensorFormat.F16)

@@ -116,6 +116,32 @@ def test_scores_grow_where_yarn_scales_positions(tiny, tmp_path: Path) -> None:
     assert latent_score_scale(48, 0.5, 1.0) == pytest.approx(1 / math.sqrt(48))
 
 
+@pytest.mark.parametrize("multiplier", [None, 0.0707])
+def test_yarn_turns_the_same_from_both_kinds_of_files(
+    tiny, tmp_path: Path, multiplier: float | None
+) -> None:
+    """Where scores do not grow, what is turned does."""
+    scaling = {"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64}
+    keys: dict[str, Any] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 40.0,
+        "rope.scaling.original_context_length": 64,
+    }
+    if multiplier is not None:
+        scaling |= {"mscale": 0.707, "mscale_all_dim": 0.707}
+        keys["rope.scaling.yarn_log_multiplier"] = multiplier
+    made = LatentModel()
+    directory = tiny.directory(tmp_path / "m", made, config={"rope_scaling": scaling})
+    file = tiny.gguf(tmp_path / "m.gguf", made, change=with_keys(**keys))
+    specs = [load_model(str(path)).spec for path in (directory, file)]
+    factors = [getattr(spec.rope_scaling, "attention_factor", None) for spec in specs]
+    grown = 1.0 if multiplier else 0.1 * math.log(40) + 1
+    assert factors == pytest.approx([grown, grown])
+    assert specs[1].latents is not None
+    assert specs[0].latents is not None
+    assert specs[1].latents.score_scale == pytest.approx(specs[0].latents.score_scale)
+
+
 def test_what_a_configuration_does_not_say_is_what_transformers_takes(tmp_path: Path) -> None:
     from transformers import (
         DeepseekV2Config,
@@ -189,6 +215,15 @@ def test_layers_that_have_one_mlp_may_be_said_one_by_one(tiny, tmp_path: Path) -
         ("deepseek_v3", {"q_lora_rank": -32}, ModelFileError, "query_rank must be a multiple"),
         ("deepseek_v3", {"kv_lora_rank": 64}, ModelFileError, "has shape .*the model needs"),
         ("deepseek_v3", {"q_lora_rank": None}, ModelFileError, r"missing tensors: .*q_proj"),
+        ("deepseek_v3", {"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial_rotary"),
+        ("deepseek_v3", {"n_shared_experts": None}, UnsupportedModelError, "n_shared_experts = n"),
+        ("deepseek_v2", {"n_shared_experts": None}, UnsupportedModelError, "n_shared_experts = n"),
+        (
+            "deepseek_v3",
+            {"rope_scaling": {"type": "linear", "factor": 40.0, "mscale_all_dim": 1.0}},
+            UnsupportedModelError,
+            "mscale_all_dim beside RoPE scaling other than yarn",
+        ),
         ("deepseek_v2", {"norm_topk_prob": True}, UnsupportedModelError, "norm_topk_prob"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, UnsupportedModelError, "greedy or group_lim"),
         ("deepseek_v2", {"scoring_func": "sigmoid"}, UnsupportedModelError, "must be softmax"),
@@ -198,6 +233,13 @@ def test_layers_that_have_one_mlp_may_be_said_one_by_one(tiny, tmp_path: Path) -
             {"mlp_layer_types": ["sparse", "dense", "sparse"]},
             UnsupportedModelError,
             "dense of the first layers and sparse of all others, 3 in all",
+        ),
+        # Nothing is made as long as a file says that it is.
+        (
+            "glm4_moe_lite",
+            {"num_hidden_layers": 1 << 62, "mlp_layer_types": ["dense"]},
+            UnsupportedModelError,
+            "sparse of all others, 4611686018427387904 in all",
         ),
     ],
 )
@@ -233,7 +275,7 @@ def with_keys(**keys: Any) -> Any:
         ({"rope__dimension_count": None}, ModelFileError, "rope.dimension_count is missing"),
         ({"attention__kv_lora_rank": 64}, ModelFileError, "has shape .*the model needs"),
         ({"expert_group_used_count": 9}, ModelFileError, "must be 1 to 4, got 9"),
-        ({"expert_gating_func": 4}, UnsupportedModelError, "expert_gating_func must be"),
+        ({"expert_gating_func": 4}, UnsupportedModelError, r"1 \(softmax\) or 2 \(sigmoid\), got"),
     ],
 )
 def test_gguf_files_that_cannot_be_or_compute_otherwise_are_refused(

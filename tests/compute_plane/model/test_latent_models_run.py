@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import gguf
@@ -31,11 +32,19 @@ YARN_KEYS = {
     "rope.scaling.yarn_beta_fast": 4.0,
     "rope.scaling.yarn_log_multiplier": 0.07,
 }
+SHARP = {"beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+SHARP_KEYS = {
+    "rope.scaling.yarn_beta_fast": 1.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.1,
+}
+"""As Kimi K2 is published: a frequency is divided or not, with nothing in between."""
 CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "V3 with groups and YaRN": ({}, True),
     "V2 Lite": ({"architecture": "deepseek_v2", "query_rank": 0, "groups": (1, 1)}, False),
     "V2 with groups, an older file": ({"architecture": "deepseek_v2", "is_older": True}, True),
     "GLM-4.7-Flash": ({"architecture": "glm4_moe_lite", "groups": (1, 1)}, False),
+    "Kimi K2": ({"groups": (1, 1), "seed": 4}, True),
     "Youtu": ({"architecture": "youtu", "num_heads": 3}, False),
 }
 
@@ -46,7 +55,13 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
     folder = tmp_path_factory.mktemp("recorded")
     config = {"rope_scaling": YARN} if is_scaled else {}
     keys = YARN_KEYS if is_scaled else {}
-    return record(tiny, folder, LatentModel(**own), config, keys)
+    if request.param != "Kimi K2":
+        return record(tiny, folder, LatentModel(**own), config, keys)
+    config, keys = {"rope_scaling": YARN | SHARP}, YARN_KEYS | SHARP_KEYS
+    found = record(tiny, folder, LatentModel(**own), config, keys)
+    path = found.directory / "config.json"  # transformers has no class for it
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "kimi_k2"}))
+    return found
 
 
 @pytest.mark.spread(3)

@@ -142,7 +142,7 @@ def test_of_heads_that_turn_in_part_the_rest_has_no_frequency(head_dim, rotary_d
         ({"rope_scaling": YarnScaling(4, 9, math.inf)}, "attention_factor must be 1e-06 to"),
         ({"rope_scaling": YarnScaling(4, 9, 1, 1e300)}, "beta_fast must be 1e-06 to 1e+06"),
         ({"rope_scaling": YarnScaling(4, 9, 1, 2, 1e-300)}, "beta_slow must be 1e-06 to"),
-        ({"rope_scaling": YarnScaling(4, 9, 1, 2, 2)}, "beta_slow must be below beta_fast"),
+        ({"rope_scaling": YarnScaling(4, 9, 1, 2, 3)}, "beta_slow must not be above beta_fast"),
         ({"rope_scaling": YarnScaling(4, 9, 1), "rope_theta": 1.0}, "rope_theta must be more"),
     ],
 )

@@ -157,7 +157,7 @@ WRONG = {
     "rope_scaling.factor is missing": {"type": "linear"},
     "RoPE factor must be 1e-06 to 1e+06, got -1.0": {"type": "linear", "factor": -1},
     "RoPE attention_factor must be 1e-06": YARN | {"attention_factor": -1.0},
-    "RoPE beta_slow must be below beta_fast, got 9.0 and 4.0": YARN
+    "RoPE beta_slow must not be above beta_fast, got 9.0 and 4.0": YARN
     | {"beta_fast": 4, "beta_slow": 9},
     "original_max_position_embeddings must be 1 to": YARN | {"original_max_position_embeddings": 0},
 }
