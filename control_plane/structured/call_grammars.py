@@ -7,6 +7,7 @@ it needs.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -15,9 +16,9 @@ from typing import Final, NamedTuple
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.structured.harmony_grammar import harmony_rules
 from control_plane.structured.lark import lark_text, without
-from control_plane.structured.parameter_grammars import rules_of_calls
+from control_plane.structured.parameter_grammars import FORMS, rules_of_calls
+from control_plane.text.answers.glm_reader import GlmReader
 from control_plane.text.answers.harmony_reader import HarmonyReader
-from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
 from control_plane.text.answers.section_readers import (
     ARGUMENTS,
     FENCE,
@@ -31,10 +32,6 @@ from control_plane.text.answers.section_readers import (
 
 _PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 """What may stand between marks of Mistral's."""
-
-
-WRITES_VALUES: Final = (Qwen3CoderReader.FORMAT,)
-"""Formats in which arguments are no JSON: not every schema that JSON keeps to can be kept to."""
 
 
 class CallGrammar(NamedTuple):
@@ -51,8 +48,8 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
     """
     if calls.format == HarmonyReader.FORMAT:
         return CallGrammar("\n".join((*harmony_rules(calls), "")), _schemas(calls))
-    if calls.format == Qwen3CoderReader.FORMAT:
-        lines, schemas = _qwen3_coder(calls)
+    if calls.format in FORMS:
+        lines, schemas = _with_parameters(calls)
     else:
         lines = _OBJECTS[calls.format](calls)
         schemas = _schemas(calls)
@@ -133,10 +130,20 @@ def _mistral(calls: ToolCalls) -> list[str]:
     ]
 
 
-def _qwen3_coder(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
-    """Return the schemas of values, too. In text a call may come without the first mark."""
-    named, schemas = rules_of_calls(calls.tools)
+def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
+    """Return the schemas of values, too. Qwen3-Coder's may come in text without the first mark.
+
+    Not every schema that JSON keeps to can be kept to.
+    """
+    form = FORMS[calls.format](functools.partial(_mark, calls))
+    named, schemas = rules_of_calls(form, calls.tools)
     end = _mark(calls, "</tool_call>")
+    if calls.format == GlmReader.FORMAT:
+        return [
+            *_calls(calls, "<tool_call>", separator="\n"),
+            f"call: named {end}",
+            *named,
+        ], schemas
     lines = [
         *_calls(calls, "<tool_call>", separator="\n", bare="<function="),
         f'call: "\\n<function=" named "\\n" {end}',

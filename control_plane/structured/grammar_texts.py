@@ -9,9 +9,9 @@ from typing import Final
 
 from control_plane.core.structured_outputs import MAX_REGEX_CHARACTERS, StructuredOutputs
 from control_plane.core.tool_calls import CallableTool, ToolCalls
-from control_plane.structured.call_grammars import WRITES_VALUES, grammar_of_answer
+from control_plane.structured.call_grammars import grammar_of_answer
 from control_plane.structured.lark import lark_text
-from control_plane.structured.parameter_grammars import OPTIONS, texts_of_call
+from control_plane.structured.parameter_grammars import FORMS, OPTIONS, texts_of_call
 
 WHITESPACE: Final = r"[ \n\r\t]{1,16}"
 """Between the parts of JSON: enough to indent, and no end of it for a model that goes astray."""
@@ -52,9 +52,10 @@ def grammars_of_tool(calls: ToolCalls, tool: CallableTool, known: set[str]) -> I
     from llguidance import LLMatcher
 
     yield grammar_of_schema(tool.schema)
-    if calls.format not in WRITES_VALUES:
+    make_form = FORMS.get(calls.format)
+    if make_form is None:
         return
-    for text in texts_of_call(tool):
+    for text in texts_of_call(make_form(), tool):
         if text not in known:
             known.add(text)
             yield LLMatcher.grammar_from_lark(text)

@@ -1,4 +1,4 @@
-"""Calls in Qwen3-Coder's format, in Lark's notation: parameters between marks, nothing quoted.
+"""Calls with parameters between marks and nothing quoted, in Lark's notation.
 
 A text may be what its schema allows and its reader reads whole; other values are JSON, each of its
 own schema. Parameters come in the order in which the schema has them.
@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final
 
 from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
 from control_plane.core.tool_calls import CallableTool
-from control_plane.structured.lark import lark_regex, lark_text
+from control_plane.structured.lark import lark_regex, lark_text, without
 from control_plane.structured.text_values import ANY_TEXT, TextValues
+from control_plane.text.answers.glm_reader import (
+    END_OF_KEY,
+    END_OF_VALUE,
+    KEY,
+    VALUE,
+    GlmReader,
+)
 from control_plane.text.answers.parameter_kinds import (
     NULL,
     TEXT,
@@ -22,8 +30,8 @@ from control_plane.text.answers.parameter_kinds import (
     parameters_of,
     pointed_to,
 )
-from control_plane.text.answers.parameter_values import CLOSING, ENDS
-from control_plane.text.answers.qwen3_coder_reader import MAX_PARAMETER_NAME_CHARACTERS
+from control_plane.text.answers.parameter_reader import MAX_PARAMETER_NAME_CHARACTERS
+from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
 
 OPTIONS: Final = "x-guidance"
 """Under this name a schema tells the library how to compile it."""
@@ -43,10 +51,128 @@ _QUOTED: Final = ("number", "boolean", "null", "object", "array")
 
 _ROOT: Final = "the-root"
 
+_MAYBE_LINE: Final = '"\\n"?'
+
 # A mark that closes the value may be right behind the newline in front of it, too. All in one: with
 # an expression for each of the two, to see that nothing can follow took the library's fuel.
-_ENDS: Final = "|".join(map(re.escape, ENDS))
-_READ_WHOLE: Final = f"& ~{lark_regex(f'(?:{re.escape(CLOSING)}|(?s:.*)(?:{_ENDS}))(?s:.*)')}"
+_QWEN: Final = Qwen3CoderReader.VALUE_MARKS
+_ENDS: Final = "|".join(map(re.escape, _QWEN.on_own_line or ()))
+_READ_WHOLE: Final = f"& ~{lark_regex(f'(?:{re.escape(_QWEN.closing)}|(?s:.*)(?:{_ENDS}))(?s:.*)')}"
+
+
+class ParameterForm(ABC):
+    """How a format writes a call. Methods return expressions in Lark's notation.
+
+    `mark`: spells a mark. `NAME`: of functions, `NOT_IN_NAMES` says it.
+    """
+
+    NAME: ClassVar[re.Pattern[str]]
+    NOT_IN_NAMES: ClassVar[str] = "no <, > or line breaks"
+
+    def __init__(self, mark: Callable[[str], str] = lark_text) -> None:
+        self.mark = mark
+
+    @abstractmethod
+    def call(self, name: str, parameters: Sequence[str]) -> str:
+        """Return a call, from the name of its function on to where its parameters end."""
+
+    @abstractmethod
+    def text(self, name: str, rule: str) -> str:
+        """Return a parameter with a text, of which `text_rule` makes the rule."""
+
+    @abstractmethod
+    def any_text(self, rule: str) -> str:
+        """Return a parameter of any name, `NAME`, with a text."""
+
+    @abstractmethod
+    def json(self, name: str, value: str) -> str:
+        """Return a parameter with a value that is JSON."""
+
+    @abstractmethod
+    def text_rule(self, rule: str, expression: str) -> list[str]:
+        """Return the rule of a text, and of what closes it. `expression`: what the text may be."""
+
+    @abstractmethod
+    def name_rule(self) -> str:
+        """Return the rule `NAME`."""
+
+
+class Qwen3CoderForm(ParameterForm):
+    """As `Qwen3CoderReader` reads it, with a newline between any two marks."""
+
+    NAME = _NAME
+
+    def call(self, name: str, parameters: Sequence[str]) -> str:
+        """Return a call up to `</function>`."""
+        return " ".join((lark_text(f"{name}>\n"), *parameters, '"</function>"'))
+
+    def text(self, name: str, rule: str) -> str:
+        """Return a text on lines of its own."""
+        return f"{lark_text(f'<parameter={name}>')} {rule}"
+
+    def any_text(self, rule: str) -> str:
+        """Return the same with any name."""
+        return f'"<parameter=" NAME {rule}'
+
+    def json(self, name: str, value: str) -> str:
+        """Return JSON on lines of its own."""
+        opening, closing = f"<parameter={name}>\n", "\n</parameter>\n"
+        return f"{lark_text(opening)} @{value} {lark_text(closing)}"
+
+    def text_rule(self, rule: str, expression: str) -> list[str]:
+        """Return a text from the newline in front of it to that behind its mark."""
+        whole = f'"\\n" (({expression}) {_READ_WHOLE}) "\\n</parameter>\\n"'
+        return [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {whole}"]
+
+    def name_rule(self) -> str:
+        """Return a name and what closes it."""
+        return f"NAME: {lark_regex(f'{_NAME.pattern}>')}"
+
+
+class GlmForm(ParameterForm):
+    """As `GlmReader` reads it. Between marks a newline may be: some templates write it."""
+
+    NAME = re.compile(r"[^\s<>{}](?:[^<>{}\r\n]*[^\s<>{}])?")
+    NOT_IN_NAMES = "no <, >, {, } or line breaks, and no space at their ends"
+
+    def call(self, name: str, parameters: Sequence[str]) -> str:
+        """Return a call up to the mark that closes it."""
+        return " ".join((lark_text(name), _MAYBE_LINE, *parameters))
+
+    def text(self, name: str, rule: str) -> str:
+        """Return a text, all that is between its marks."""
+        return f"{self._opening(lark_text(name))} {rule} {_MAYBE_LINE}"
+
+    def any_text(self, rule: str) -> str:
+        """Return the same with any name."""
+        return f"{self._opening('NAME')} {rule} {_MAYBE_LINE}"
+
+    def json(self, name: str, value: str) -> str:
+        """Return JSON between its marks."""
+        closing = self.mark(END_OF_VALUE)
+        return f"{self._opening(lark_text(name))} @{value} {closing} {_MAYBE_LINE}"
+
+    def text_rule(self, rule: str, expression: str) -> list[str]:
+        """Return a text and the mark behind it."""
+        text = f"(({expression}){without(re.escape(END_OF_VALUE))})"
+        closing = self.mark(END_OF_VALUE)
+        if closing == lark_text(END_OF_VALUE):
+            return [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {text} {closing}"]
+        return [f"{rule}: {rule.upper()} {closing}", f"{rule.upper()}: {text}"]
+
+    def name_rule(self) -> str:
+        """Return a name."""
+        return f"NAME: {lark_regex(_NAME.pattern)}"
+
+    def _opening(self, name: str) -> str:
+        key, end, value = map(self.mark, (KEY, END_OF_KEY, VALUE))
+        return f"{key} {name} {end} {_MAYBE_LINE} {value}"
+
+
+FORMS: Final[Mapping[str, type[ParameterForm]]] = {
+    Qwen3CoderReader.FORMAT: Qwen3CoderForm,
+    GlmReader.FORMAT: GlmForm,
+}
 
 
 class ParameterGrammars:
@@ -57,21 +183,22 @@ class ParameterGrammars:
     Methods raise ValueError for a tool whose calls cannot be written so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, form: ParameterForm) -> None:
+        self._form = form
         self.lines: list[str] = []
         self.schemas: dict[str, str] = {}
         self.texts: dict[str, str] = {}
         self._names: dict[str, str] = {}  # of schemas
 
     def call_of(self, tool: CallableTool) -> str:
-        """Return the expression of a call, from the name of its function to `</function>`."""
-        if not _NAME.fullmatch(tool.name):
-            raise ValueError("in this format names have no <, > or line breaks")
+        """Return the expression of a call, from the name of its function on."""
+        if not self._form.NAME.fullmatch(tool.name):
+            raise ValueError(f"in this format names have {self._form.NOT_IN_NAMES}")
         try:
             parts = self._parameters(json.loads(tool.schema))
         except RecursionError:
             raise ValueError("objects and lists are nested too deep") from None
-        return " ".join((lark_text(f"{tool.name}>\n"), *parts, '"</function>"'))
+        return self._form.call(tool.name, parts)
 
     def _parameters(self, root: Mapping[str, object]) -> list[str]:
         schema = _of_arguments(root)
@@ -85,7 +212,8 @@ class ParameterGrammars:
         if isinstance(others, Mapping) and (unknown or not properties):
             raise ValueError('in this format answers cannot keep to "additionalProperties"')
         if "properties" not in schema and not unknown and others is not False:
-            return [f'("<parameter=" {self._any_name()} {self._text(ANY_TEXT)})*']
+            self._need(self._form.name_rule())
+            return [f"({self._form.any_text(self._text(ANY_TEXT))})*"]
         if unknown and others is False:
             raise ValueError(f"no call has {unknown[0]!r:.60}, which is required")
         kinds, texts, room = parameters_of(root), TextValues(root), 4 * MAX_SCHEMA_CHARACTERS
@@ -100,19 +228,16 @@ class ParameterGrammars:
                 continue
             kind = kinds.get(name)
             if _is_text(value, kind):
-                opening = f"<parameter={name}>"
                 expression = texts.of(value)
                 if kind is not None and NULL in kind and expression != ANY_TEXT:
                     expression = f'({expression}) | "null"'
-                written = f"{lark_text(opening)} {self._text(expression)}"
+                written = self._form.text(name, self._text(expression))
             else:
                 schema_of_it = _of_value(root, value, kind)
                 room -= len(schema_of_it)
                 if room < 0:
                     raise ValueError("its parameters refer to too much")
-                opening, closing = f"<parameter={name}>\n", "\n</parameter>\n"
-                value_name = self._json(schema_of_it)
-                written = f"{lark_text(opening)} @{value_name} {lark_text(closing)}"
+                written = self._form.json(name, self._json(schema_of_it))
             found.append(written if name in required else f"({written})?")
         return found
 
@@ -121,7 +246,7 @@ class ParameterGrammars:
         name = self.texts.get(expression)
         if name is None:
             name = self.texts[expression] = f"text_{len(self.texts)}"
-            self.lines += _text_rule(name, expression)
+            self.lines += self._form.text_rule(name, expression)
         return name
 
     def _json(self, schema: str) -> str:
@@ -131,17 +256,9 @@ class ParameterGrammars:
             self.schemas[name] = schema
         return name
 
-    def _any_name(self) -> str:
-        line = f"NAME: {lark_regex(f'{_NAME.pattern}>')}"
+    def _need(self, line: str) -> None:
         if line not in self.lines:
             self.lines.append(line)
-        return "NAME"
-
-
-def _text_rule(name: str, expression: str) -> list[str]:
-    """Return the rule of a text, from the newline in front of it to that behind its mark."""
-    whole = f'"\\n" (({expression}) {_READ_WHOLE}) "\\n</parameter>\\n"'
-    return [f"{name}[lazy]: {name.upper()}", f"{name.upper()}: {whole}"]
 
 
 def _of_arguments(root: Mapping[str, object]) -> Mapping[str, object]:
@@ -201,19 +318,21 @@ def _rebased(value: object) -> dict[str, object]:
     return found
 
 
-def texts_of_call(tool: CallableTool) -> list[str]:
+def texts_of_call(form: ParameterForm, tool: CallableTool) -> list[str]:
     """Return a grammar for each kind of text in a call, to see that there are such texts.
 
     To the library a grammar of which only a part leads nowhere is not wrong. Raises ValueError.
     """
-    grammars = ParameterGrammars()
+    grammars = ParameterGrammars(form)
     grammars.call_of(tool)
-    rules = [_text_rule("start", expression) for expression in grammars.texts]
+    rules = [form.text_rule("start", expression) for expression in grammars.texts]
     return ["\n".join(lines) for lines in rules]
 
 
-def rules_of_calls(tools: Sequence[CallableTool]) -> tuple[list[str], dict[str, str]]:
+def rules_of_calls(
+    form: ParameterForm, tools: Sequence[CallableTool]
+) -> tuple[list[str], dict[str, str]]:
     """Return the rules of `named`, a call from the name of its function on, and their schemas."""
-    grammars = ParameterGrammars()
+    grammars = ParameterGrammars(form)
     calls = [grammars.call_of(tool) for tool in tools]
     return [f"named: {' | '.join(calls)}", *grammars.lines], grammars.schemas

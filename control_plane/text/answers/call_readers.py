@@ -150,7 +150,7 @@ class TaggedReader(CallReader):
     """Calls that stand between `<tool_call>` and `</tool_call>`, with space beside them."""
 
     MARKERS: ClassVar[tuple[str, ...]] = ("<tool_call>",)
-    NAMES = ("<tool_call>", "</tool_call>")
+    NAMES: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
 
     _CLOSING: Final = "</tool_call>"
 

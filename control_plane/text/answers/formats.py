@@ -14,6 +14,7 @@ from control_plane.text.answers.call_readers import (
     Llama3JsonReader,
     MistralReader,
 )
+from control_plane.text.answers.glm_reader import GlmReader
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.parts_reader import PartsReader
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
@@ -29,7 +30,7 @@ NONE: Final = "none"
 CALL_READERS: Final[Mapping[str, type[PartsReader]]] = {
     reader.FORMAT: reader
     for reader in (
-        *(HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader),
+        *(HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader, GlmReader),
         *(DeepSeekV3Reader, DeepSeekV31Reader, KimiReader, HarmonyReader),
     )
 }

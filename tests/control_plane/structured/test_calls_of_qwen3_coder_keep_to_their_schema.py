@@ -1,8 +1,13 @@
-"""Calls in Qwen3-Coder's format: what nothing quotes keeps to its schema as it is read."""
+"""Calls in Qwen3-Coder's format: what nothing quotes keeps to its schema as it is read.
+
+What is drawn is written in GLM's, too.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 
@@ -20,6 +25,8 @@ from tests.control_plane.structured.test_answers_are_calls_where_they_must_be im
 )
 
 __all__ = ["grammars"]
+
+NO_MARKS: Mapping[int, str] = MappingProxyType({})
 
 SCHEMA = {
     "type": "object",
@@ -63,41 +70,57 @@ PIECES = [
     "<function=", '"', "null", "None", "5", "[1]", "20", "/b", "slow", "\n", "}", "]",
 ]  # fmt: skip
 
+PIECES_OF_GLM = [
+    *["</arg_value>"] * 9, "</arg_value>\n", "<arg_key>", "<arg_key>x</arg_key><arg_value>",
+    "</tool_call>", "<tool_call>", '"', "null", "5", "[1]", "20", "/b", "slow", "\n", "}", "]",
+]  # fmt: skip
 
-def drawn(made, seed: int) -> str:
-    """A text of what may come, which tries again and again what must not."""
+
+def drawn(made, seed: int, spelled: Mapping[int, str] = NO_MARKS, *, is_glm=False) -> str:
+    """A text of what may come, which tries again and again what must not.
+
+    `spelled`: special tokens, and their names.
+    """
     draw, said = random.Random(seed), bytearray()
+    pieces = PIECES_OF_GLM if is_glm else PIECES
     while not made.is_complete:
         tokens = allowed(made)
         assert len(said) < 20_000
         if EOS_TOKEN_ID in tokens and draw.random() < 0.5:
             break
         piece = [draw.choice([token for token in tokens if token != EOS_TOKEN_ID])]
+        marks = [token for token in tokens if token in spelled]
         if draw.random() < 0.4:
-            piece = list(draw.choice(PIECES).encode())
+            piece = marks[:1] or list(draw.choice(pieces).encode())
         for token in piece:
             if token not in allowed(made):
                 break
             take(made, token)
-            said.append(token)
+            said += spelled[token].encode() if token in spelled else bytes([token])
     return said.decode()
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.slow)])
-def test_whatever_is_written_is_read_as_what_the_schema_allows(grammars, seeds):
+@pytest.mark.parametrize(
+    ("form", "has_tokens"), [("qwen3_coder", False), ("glm45", False), ("glm45", True)]
+)
+def test_whatever_is_written_is_read_as_what_the_schema_allows(grammars, form, has_tokens, seeds):
     library = pytest.importorskip("jsonschema_rs")
     is_valid = library.validator_for(SCHEMA, validate_formats=True).is_valid
-    answer = format_of("qwen3_coder", tools=[RICH])
+    answer = format_of(form, has_tokens=has_tokens, tools=[RICH])
     seen: dict[str, set[str]] = {}
     for seed in seeds:
         made = constraint(grammars, answer, ToolChoice("required"), [RICH])
-        text = drawn(made, seed)
+        text = drawn(made, seed, answer.spelled, is_glm=form == "glm45")
         calls, content = read(answer, text)
         assert (bool(calls), content) == (True, ""), text
         for name, arguments in calls:
             assert (name, is_valid(arguments)) == ("rich", True), text
             for key, value in arguments.items():
                 seen.setdefault(key, set()).add(type(value).__name__)
+    if form != "qwen3_coder":
+        assert len(seen) > 10
+        return
     assert seen.keys() == SCHEMA["properties"].keys()
     assert seen["unit"] == {"str", "NoneType"}
     assert seen["size"] == seen["title"] == {"str"}

@@ -24,6 +24,7 @@ TYPES = [
 ]  # fmt: skip
 VALUES = [
     "a", "null", "None", "True", "5", 5, None, True, "\n", "x\n</parameter>", "</parameter>", [1],
+    "</arg_value>", "",
 ]  # fmt: skip
 PATTERNS = ["^a", "[0-9]+$", "a|b", "^(a|b)+$", "/", r"\n"]
 OBJECTS = {
@@ -55,7 +56,8 @@ def schema_of(draw: random.Random, depth: int = 0) -> dict:
 @pytest.mark.parametrize(
     "seeds", [range(60), pytest.param(range(60, 1500), marks=pytest.mark.slow)]
 )
-def test_what_is_written_by_a_schema_is_read_as_what_it_allows(grammars, seeds):
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+def test_what_is_written_by_a_schema_is_read_as_what_it_allows(grammars, name, seeds):
     validator_for = pytest.importorskip("jsonschema_rs").validator_for
     num_kept, refusals = 0, []
     for seed in seeds:
@@ -68,13 +70,13 @@ def test_what_is_written_by_a_schema_is_read_as_what_it_allows(grammars, seeds):
             "required": [name for name in names if draw.random() < 0.6],
         }
         tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-        answer, choice = format_of("qwen3_coder", tools=tools), ToolChoice("required", ("f",), True)
+        answer, choice = format_of(name, tools=tools), ToolChoice("required", ("f",), True)
         try:
             made = constraint(grammars, answer, choice, tools)
         except ValidationError as refusal:
             refusals.append(refusal.field)
             continue
-        text = drawn(made, seed)
+        text = drawn(made, seed, is_glm=name == "glm45")
         ((_, arguments),), content = read(answer, text)
         assert content == "", (schema, text)
         if "inf" not in repr(arguments):  # as Python reads 1e999

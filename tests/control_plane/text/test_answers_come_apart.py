@@ -8,6 +8,7 @@ import random
 import pytest
 
 from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader, MistralReader
+from control_plane.text.answers.glm_reader import GlmReader
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.parts import CallPiece, Parts, Said
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
@@ -23,6 +24,7 @@ READERS = {
     "llama": Llama3JsonReader,
     "mistral": MistralReader,
     "qwen3_coder": Qwen3CoderReader,  # more in test_calls_of_qwen3_coder_come_apart
+    "glm": GlmReader,  # more in test_calls_of_glm_come_apart
     "deepseek_v3": DeepSeekV3Reader,  # these three in test_calls_in_sections_come_apart
     "deepseek_v31": DeepSeekV31Reader,
     "kimi": KimiReader,
@@ -207,6 +209,8 @@ FAVOURITES = {
     "mistral": ["[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {', "[TOOL_CALLS]g{"] * 2,
     "qwen3_coder": ["<function=f>", "<function=", "<parameter=x>", "\n</parameter>", "</function>",
                     "<parameter=", "<tool_call>\n<function=g>\n<parameter=y>\n"],
+    "glm": [*GlmReader.NAMES, "<tool_call>f<arg_key>k</arg_key>\n<arg_value>", "<tool_call>g\n",
+            "</arg_value>\n<arg_key>l"],
     "deepseek_v3": [*(_DEEPSEEK := [OPEN, BEGIN, SEPARATOR, END, CLOSE]), "function", "```json\n{",
                     f"{OPEN}{BEGIN}function{SEPARATOR}f\n```json\n{{", f"}}\n```{END}"] * 2,
     "deepseek_v31": [*_DEEPSEEK, f"{OPEN}{BEGIN}f{SEPARATOR}{{", f"}}{END}{BEGIN}g"] * 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control_plane.text.answers.call_readers import HermesReader
+from control_plane.text.answers.glm_reader import GlmReader
 from control_plane.text.answers.parser import Thinking
 from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.answers.section_readers import DeepSeekV3Reader, KimiReader
@@ -40,6 +41,12 @@ DEEPSEEK_R1 = (
     "{{ '<think>' if add_generation_prompt }}{% for m in messages if m.content is none %}"
     f"{OPEN}{{% for c in m.tool_calls %}}{{{{ '{BEGIN}' + c.type + '{SEPARATOR}' + c.function.name "
     f"+ '\n```json\n' + c.function.arguments + '\n```{END}' }}}}{{% endfor %}}{CLOSE}{{% endfor %}}"
+)
+GLM = (
+    "{% for c in m.tool_calls %}<tool_call>{{ c.function.name }}NL"
+    "{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key>NL"
+    "<arg_value>{{ v if v is string else v | tojson }}</arg_value>NL{% endfor %}</tool_call>"
+    "{% endfor %}"
 )
 DEEPSEEK_V31 = writing(
     f"{OPEN}{{% for c in m.tool_calls %}}{BEGIN}{{{{ c.function.name }}}}{SEPARATOR}"
@@ -83,6 +90,8 @@ def formats(source, **options) -> AnswerFormats:
         ),  # its prompt begins the answer otherwise than its earlier messages
         (QWEN_CODER, "qwen3_coder", None),  # between the marks of hermes
         (writing(CODER), "qwen3_coder", None),
+        (writing(GLM.replace("NL", "\n")), "glm45", None),
+        (writing("<think></think>" + GLM.replace("NL", "")), "glm45", "think"),
         (DEEPSEEK_R1, "deepseek_v3", "think"),
         (DEEPSEEK_V31, "deepseek_v31", None),
         (kimi("'functions.' + c.function.name + ':' + loop.index0 | string"), "kimi_k2", None),
@@ -237,6 +246,7 @@ def test_markers_that_are_special_tokens_are_spelled_out():
         ("qwen3_coder", ["<tool_call>", "</tool_call>"]),
         ("llama3_json", ["<|python_tag|>"]),
         ("mistral", ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]),
+        ("glm45", [*GlmReader.NAMES]),
         ("deepseek_v3", [*DeepSeekV3Reader.NAMES]),
         ("kimi_k2", [*KimiReader.NAMES]),
     ],
