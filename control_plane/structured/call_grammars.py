@@ -17,7 +17,6 @@ from control_plane.core.tool_calls import ToolCalls
 from control_plane.structured.harmony_grammar import harmony_rules
 from control_plane.structured.lark import lark_text, without
 from control_plane.structured.parameter_grammars import FORMS, rules_of_calls
-from control_plane.text.answers.glm_reader import GlmReader
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.section_readers import (
     ARGUMENTS,
@@ -137,20 +136,15 @@ def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
     """
     form = FORMS[calls.format](functools.partial(_mark, calls))
     named, schemas = rules_of_calls(form, calls.tools)
-    end = _mark(calls, "</tool_call>")
-    if calls.format == GlmReader.FORMAT:
-        return [
-            *_calls(calls, "<tool_call>", separator="\n"),
-            f"call: named {end}",
-            *named,
-        ], schemas
+    begin, line = form.BEFORE_NAME, form.BEFORE_CLOSING
+    end = f"{lark_text(line)} {_mark(calls, form.READER.CLOSING)}"
     lines = [
-        *_calls(calls, "<tool_call>", separator="\n", bare="<function="),
-        f'call: "\\n<function=" named "\\n" {end}',
+        *_calls(calls, form.READER.MARKERS[0], separator="\n", bare=form.BARE),
+        f"call: {lark_text(begin)} named {end}",
         *named,
     ]
-    if calls.may_say:
-        lines.append(f'bare_call: named ("\\n" {end})?')
+    if calls.may_say and form.BARE is not None:
+        lines.append(f"bare_call: named ({end})?")
     return lines, schemas
 
 

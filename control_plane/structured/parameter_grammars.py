@@ -30,8 +30,11 @@ from control_plane.text.answers.parameter_kinds import (
     parameters_of,
     pointed_to,
 )
-from control_plane.text.answers.parameter_reader import MAX_PARAMETER_NAME_CHARACTERS
-from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
+from control_plane.text.answers.parameter_reader import (
+    MAX_PARAMETER_NAME_CHARACTERS,
+    ParameterReader,
+)
+from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader, SeedOssReader
 
 OPTIONS: Final = "x-guidance"
 """Under this name a schema tells the library how to compile it."""
@@ -63,8 +66,15 @@ _READ_WHOLE: Final = f"& ~{lark_regex(f'(?:{re.escape(_QWEN.closing)}|(?s:.*)(?:
 class ParameterForm(ABC):
     """How a format writes a call. Methods return expressions in Lark's notation.
 
-    `mark`: spells a mark. `NAME`: of functions, `NOT_IN_NAMES` says it.
+    `mark`: spells a mark. `NAME`: of functions, `NOT_IN_NAMES` says it. `BEFORE_NAME`: what stands
+    between the mark that begins a call and the name, `BEFORE_CLOSING`: in front of the one that
+    closes it; `BARE`: what may begin one in a text, without that mark.
     """
+
+    READER: ClassVar[type[ParameterReader]]
+    BEFORE_NAME: ClassVar[str] = ""
+    BEFORE_CLOSING: ClassVar[str] = ""
+    BARE: ClassVar[str | None] = None
 
     NAME: ClassVar[re.Pattern[str]]
     NOT_IN_NAMES: ClassVar[str] = "no <, > or line breaks"
@@ -100,6 +110,10 @@ class ParameterForm(ABC):
 class Qwen3CoderForm(ParameterForm):
     """As `Qwen3CoderReader` reads it, with a newline between any two marks."""
 
+    READER = Qwen3CoderReader
+    BEFORE_NAME = "\n<function="
+    BEFORE_CLOSING = "\n"
+    BARE: ClassVar[str | None] = "<function="
     NAME = _NAME
 
     def call(self, name: str, parameters: Sequence[str]) -> str:
@@ -129,9 +143,28 @@ class Qwen3CoderForm(ParameterForm):
         return f"NAME: {lark_regex(f'{_NAME.pattern}>')}"
 
 
+class SeedOssForm(Qwen3CoderForm):
+    """As `SeedOssReader` reads it: values begin and end on the lines of their marks."""
+
+    READER = SeedOssReader
+    BARE = None
+
+    def json(self, name: str, value: str) -> str:
+        """Return JSON between its marks."""
+        return f'{lark_text(f"<parameter={name}>")} @{value} {lark_text(_QWEN.closing)} "\\n"'
+
+    def text_rule(self, rule: str, expression: str) -> list[str]:
+        """Return a text with no newline at its ends, which the reader would leave out."""
+        ends = lark_regex(r"(?s:\n.*)|(?s:.*\n)")
+        text = f"(({expression}) & ~{ends}{without(re.escape(_QWEN.closing))})"
+        whole = f'{text} {lark_text(_QWEN.closing)} "\\n"'
+        return [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {whole}"]
+
+
 class GlmForm(ParameterForm):
     """As `GlmReader` reads it. Between marks a newline may be: some templates write it."""
 
+    READER = GlmReader
     NAME = re.compile(r"[^\s<>{}](?:[^<>{}\r\n]*[^\s<>{}])?")
     NOT_IN_NAMES = "no <, >, {, } or line breaks, and no space at their ends"
 
@@ -170,8 +203,7 @@ class GlmForm(ParameterForm):
 
 
 FORMS: Final[Mapping[str, type[ParameterForm]]] = {
-    Qwen3CoderReader.FORMAT: Qwen3CoderForm,
-    GlmReader.FORMAT: GlmForm,
+    form.READER.FORMAT: form for form in (Qwen3CoderForm, SeedOssForm, GlmForm)
 }
 
 

@@ -22,9 +22,7 @@ _Step = Callable[[str], str]
 
 
 class CallReader(PartsReader):
-    """Reads calls that stand behind marks. `MARKERS`: what begins them."""
-
-    MARKERS: ClassVar[tuple[str, ...]]
+    """Reads calls that stand behind marks."""
 
     def __init__(
         self, draft: Draft, *, is_start: bool, parameters: ToolParameters = NO_TOOLS
@@ -147,15 +145,18 @@ class CallReader(PartsReader):
 
 
 class TaggedReader(CallReader):
-    """Calls that stand between `<tool_call>` and `</tool_call>`, with space beside them."""
+    """Calls that stand between `<tool_call>` and `</tool_call>`, with space beside them.
+
+    `CLOSING`: the second of them.
+    """
 
     MARKERS: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     NAMES: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
 
-    _CLOSING: Final = "</tool_call>"
+    CLOSING: ClassVar[str] = "</tool_call>"
 
     def _behind_object(self, text: str) -> str:
-        closed, text = self._take_mark((self._CLOSING,), text)
+        closed, text = self._take_mark((self.CLOSING,), text)
         if closed == "":
             self._end_call()
             return self._back_to_content(text)

@@ -17,7 +17,7 @@ from control_plane.text.answers.call_readers import (
 from control_plane.text.answers.glm_reader import GlmReader
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.parts_reader import PartsReader
-from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
+from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader, SeedOssReader
 from control_plane.text.answers.section_readers import (
     DeepSeekV3Reader,
     DeepSeekV31Reader,
@@ -31,7 +31,7 @@ CALL_READERS: Final[Mapping[str, type[PartsReader]]] = {
     reader.FORMAT: reader
     for reader in (
         *(HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader, GlmReader),
-        *(DeepSeekV3Reader, DeepSeekV31Reader, KimiReader, HarmonyReader),
+        *(SeedOssReader, DeepSeekV3Reader, DeepSeekV31Reader, KimiReader, HarmonyReader),
     )
 }
 TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
@@ -41,6 +41,7 @@ THOUGHT_MARKS: Final[Mapping[str, ThoughtMarks]] = {
     "deepseek_r1": THINK,
     "qwen3": THINK,
     "mistral": _MISTRAL_THINK,
+    "seed_oss": ThoughtMarks("<seed:think>", "</seed:think>"),
 }
 """Of reasoning. `deepseek_r1` and `qwen3` are other names of `think`, those of vLLM."""
 HARMONY: Final = HarmonyReader.FORMAT

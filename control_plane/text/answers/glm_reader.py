@@ -66,7 +66,7 @@ class GlmReader(ParameterReader):
         return text
 
     def _want_parameter(self, text: str) -> str:
-        found, text = self._take_mark((KEY, self._CLOSING), text)
+        found, text = self._take_mark((KEY, self.CLOSING), text)
         if found is None:
             return ""
         name, self._name = self._name.rstrip(SPACE), ""

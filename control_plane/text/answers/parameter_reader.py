@@ -39,7 +39,7 @@ class ParameterReader(TaggedReader):
         self._name = ""  # as much as has come of it
         self._function = ""
         self._given: set[str] = set()  # parameters of the call
-        self._inside = Until((self.PARAMETER, *self.ENDS_OF_CALL, self._CLOSING, *self.MARKERS))
+        self._inside = Until((self.PARAMETER, *self.ENDS_OF_CALL, self.CLOSING, *self.MARKERS))
         self._opening = ""  # of the parameter
         self._value = ParameterValue(self.VALUE_MARKS, None, draft.add_arguments)
         self._knows_quotes = self.VALUE_MARKS.may_be_quoted
@@ -83,7 +83,7 @@ class ParameterReader(TaggedReader):
         if mark in self.ENDS_OF_CALL:
             self._step = self._behind_object
             return rest
-        if mark == self._CLOSING:
+        if mark == self.CLOSING:
             self._step = self._in_content
         else:  # the next one begins
             self._spare.append(opening)

@@ -13,15 +13,17 @@ from control_plane.text.answers.parts import Draft
 class PartsReader(ABC):
     """Reads content and calls out of one text, into a draft. `is_start`: the answer begins with it.
 
-    `FORMAT`: its name. `NAMES`: what may be special tokens in a vocabulary, and must be in the
-    text. `READS_PARAMETERS`: what it reads depends on the tools' `parameters`. `READS_REASONING`:
-    reasoning, too, may stand anywhere in the text, and `thinks` says whether it is told apart;
-    otherwise what is read has none. `READS_CALLS`: they come out as such. `is_over`: nothing behind
-    the last call that is wanted is read. `knows_marks`: of `NAMES` only those are marks that
-    `note_mark` tells of; only formats that read reasoning ask for it.
+    `FORMAT`: its name. `MARKERS`: what begins calls, if any single one does. `NAMES`: what may be
+    special tokens in a vocabulary, and must be in the text. `READS_PARAMETERS`: what it reads
+    depends on the tools' `parameters`. `READS_REASONING`: reasoning, too, may stand anywhere in the
+    text, and `thinks` says whether it is told apart; otherwise what is read has none.
+    `READS_CALLS`: they come out as such. `is_over`: nothing behind the last call that is wanted is
+    read. `knows_marks`: of `NAMES` only those are marks that `note_mark` tells of; only formats
+    that read reasoning ask for it.
     """
 
     FORMAT: ClassVar[str]
+    MARKERS: ClassVar[tuple[str, ...]] = ()
     NAMES: ClassVar[tuple[str, ...]]
     READS_PARAMETERS: ClassVar[bool] = False
     READS_REASONING: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The format in which Qwen3-Coder writes tool calls, which quotes nothing."""
+"""The formats in which Qwen3-Coder and Seed-OSS write tool calls, which quote nothing."""
 
 from __future__ import annotations
 
@@ -83,3 +83,16 @@ class Qwen3CoderReader(ParameterReader):
         taken = text[: min(end, most - len(self._name))]
         self._name += taken
         return taken, text[len(taken) :]
+
+
+class SeedOssReader(Qwen3CoderReader):
+    """The same between marks of its own, `<seed:tool_call>`: Seed-OSS.
+
+    Its values begin on the line of their opening mark.
+    """
+
+    FORMAT = "seed_oss"
+    MARKERS = ("<seed:tool_call>",)
+    CLOSING = "</seed:tool_call>"
+    NAMES = (*MARKERS, CLOSING)
+    VALUE_MARKS = Qwen3CoderReader.VALUE_MARKS._replace(may_be_quoted=True)

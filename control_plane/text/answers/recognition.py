@@ -142,8 +142,15 @@ def format_of_calls(template: ChatTemplate) -> str | None:
     named = (reader.call_id(example_call.NAME, 0) for reader in CALL_READERS.values())
     for call_id in (example_call.ID, *filter(None, named)):
         written = _written(template, example_call.calling(call_id=call_id))
-        found = [name for name, reader in CALL_READERS.items() if _reads(reader, written)]
-        if found:
+        left = {
+            name: content
+            for name, reader in CALL_READERS.items()
+            if (content := _content_beside_the_call(reader, written)) is not None
+        }
+        # What one of them leaves, and begins a call to another, it does not know.
+        markers = {mark for name in left for mark in CALL_READERS[name].MARKERS}
+        found = [name for name in left if not any(mark in left[name] for mark in markers)]
+        if left:
             return found[0] if len(found) == 1 else None
     return None
 
@@ -164,16 +171,18 @@ def _written(template: ChatTemplate, calling: Mapping[str, object]) -> str:
     return "" if begun is None else whole.removeprefix(begun)[:_MOST_READ]
 
 
-def _reads(reader: type[PartsReader], written: str) -> bool:
-    """Whether the call is what comes out."""
+def _content_beside_the_call(reader: type[PartsReader], written: str) -> str | None:
+    """Return the content that is read beside the call; None where that does not come out."""
     parser = AnswerFormat(Thinking.MAY_BEGIN, reader).parser()
-    calls = parser.push(written).calls
+    known, rest = parser.push(written), parser.finish()
+    calls = known.calls
     if len(calls) != 1 or calls[0].name != example_call.NAME:
-        return False
+        return None
     try:
-        return bool(json.loads(calls[0].arguments) == example_call.ARGUMENTS)
+        is_it = json.loads(calls[0].arguments) == example_call.ARGUMENTS
     except ValueError:
-        return False
+        return None
+    return known.content + rest.content if is_it else None
 
 
 def _special_tokens(tokenizer: Tokenizer, names: tuple[str, ...]) -> dict[int, str]:

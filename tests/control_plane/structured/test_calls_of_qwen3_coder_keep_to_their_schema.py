@@ -1,6 +1,6 @@
 """Calls in Qwen3-Coder's format: what nothing quotes keeps to its schema as it is read.
 
-What is drawn is written in GLM's, too.
+What is drawn is written in GLM's and Seed-OSS's, too.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def drawn(made, seed: int, spelled: Mapping[int, str] = NO_MARKS, *, is_glm=Fals
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("form", "has_tokens"), [("qwen3_coder", False), ("glm45", False), ("glm45", True)]
+    ("form", "has_tokens"),
+    [*(("qwen3_coder", False), ("seed_oss", False)), ("glm45", False), ("glm45", True)],
 )
 def test_whatever_is_written_is_read_as_what_the_schema_allows(grammars, form, has_tokens, seeds):
     library = pytest.importorskip("jsonschema_rs")

@@ -48,6 +48,11 @@ GLM = (
     "<arg_value>{{ v if v is string else v | tojson }}</arg_value>NL{% endfor %}</tool_call>"
     "{% endfor %}"
 )
+SEED = (
+    "{% set called = m.tool_calls[0].function %}<seed:think></seed:think>\n<seed:tool_call>\n"
+    "<function={{ called.name }}>\n{% for name, value in called.arguments.items() %}"
+    "<parameter={{ name }}>{{ value }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>"
+)
 DEEPSEEK_V31 = writing(
     f"{OPEN}{{% for c in m.tool_calls %}}{BEGIN}{{{{ c.function.name }}}}{SEPARATOR}"
     f"{{{{ c.function.arguments | tojson }}}}{END}{{% endfor %}}{CLOSE}"
@@ -92,6 +97,7 @@ def formats(source, **options) -> AnswerFormats:
         (writing(CODER), "qwen3_coder", None),
         (writing(GLM.replace("NL", "\n")), "glm45", None),
         (writing("<think></think>" + GLM.replace("NL", "")), "glm45", "think"),
+        (writing(SEED), "seed_oss", "seed_oss"),
         (DEEPSEEK_R1, "deepseek_v3", "think"),
         (DEEPSEEK_V31, "deepseek_v31", None),
         (kimi("'functions.' + c.function.name + ':' + loop.index0 | string"), "kimi_k2", None),
@@ -247,6 +253,7 @@ def test_markers_that_are_special_tokens_are_spelled_out():
         ("llama3_json", ["<|python_tag|>"]),
         ("mistral", ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]),
         ("glm45", [*GlmReader.NAMES]),
+        ("seed_oss", ["<seed:tool_call>", "</seed:tool_call>"]),
         ("deepseek_v3", [*DeepSeekV3Reader.NAMES]),
         ("kimi_k2", [*KimiReader.NAMES]),
     ],
