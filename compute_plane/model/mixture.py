@@ -170,7 +170,7 @@ def _of_deepseek3(config: JsonObject, mixture: Mixture, meant: _Meant) -> Mixtur
     )
 
 
-def _num_shared(config: JsonObject, meant: int) -> int:
+def _num_shared(config: JsonObject, meant: int | None) -> int:
     key = "n_shared_experts"
     if config.has(key) and config.optional_integer(key) is None:
         raise UnsupportedModelError(config.path, f"{key} = null is not supported")

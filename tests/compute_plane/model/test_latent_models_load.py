@@ -209,7 +209,9 @@ def test_layers_that_have_one_mlp_may_be_said_one_by_one(tiny, tmp_path: Path) -
         ("deepseek_v3", {"n_group": 3}, ModelFileError, "num_groups must divide 8 experts, got 3"),
         ("deepseek_v3", {"topk_group": 5}, ModelFileError, "must be 1 to 4, got 5"),
         ("deepseek_v3", {"kv_lora_rank": 40}, ModelFileError, "rank must be a multiple of 32"),
+        ("deepseek_v3", {"kv_lora_rank": 1056}, ModelFileError, "32 up to 1024, got 1056"),
         ("deepseek_v3", {"qk_nope_head_dim": 0}, ModelFileError, "plain must be a multiple"),
+        ("deepseek_v3", {"qk_nope_head_dim": 544}, ModelFileError, "32 up to 512, got 544"),
         ("deepseek_v3", {"v_head_dim": 4096}, ModelFileError, "up to 512, got 4096"),
         ("deepseek_v3", {"qk_rope_head_dim": 15}, ModelFileError, "must be even"),
         ("deepseek_v3", {"q_lora_rank": -32}, ModelFileError, "query_rank must be a multiple"),
@@ -300,8 +302,36 @@ def test_older_gguf_files_of_deepseek_leave_their_scores_to_the_corrections(
         assert (mixture.scores, mixture.num_groups) == (scores, 1)
 
 
-def test_layers_that_predict_ahead_are_left_out(tiny, tmp_path: Path) -> None:
-    made = LatentModel()
+def test_weights_of_experts_are_scaled_only_where_a_gguf_file_says_so(tiny, tmp_path: Path) -> None:
+    path = tiny.gguf(
+        tmp_path / "m.gguf", LatentModel(), change=with_keys(expert_weights_scale=None)
+    )
+    mixture = load_model(str(path)).spec.mixture
+    assert mixture is not None
+    assert mixture.weight_scale == 1
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "kimi_k2", "glm4_moe_lite"])
+@pytest.mark.parametrize("says", [True, False])
+def test_layers_that_predict_ahead_are_left_out(
+    tiny, tmp_path: Path, model_type: str, says: bool
+) -> None:
+    """One, where nothing is said."""
+    kind = model_type if model_type in CLASSES else "deepseek_v3"
+    made = LatentModel(architecture=kind, groups=(1, 1))
+    made.weights["model.layers.3.eh_proj.weight"] = np.ones((3, 3), np.float32)
+    if says:
+        made.weights["model.layers.4.eh_proj.weight"] = np.ones((3, 3), np.float32)
+    own = {"model_type": model_type, "num_nextn_predict_layers": 2 if says else None}
+    assert load_model(str(tiny.directory(tmp_path / "m", made, config=own))).spec.num_layers == 3
+
+
+@pytest.mark.parametrize("architecture", ["deepseek_v2", "youtu"])
+def test_layers_that_no_model_of_a_type_has_are_refused(
+    tiny, tmp_path: Path, architecture: str
+) -> None:
+    made = LatentModel(architecture=architecture)
     made.weights["model.layers.3.eh_proj.weight"] = np.ones((3, 3), np.float32)
     own = {"num_nextn_predict_layers": 1}
-    assert load_model(str(tiny.directory(tmp_path / "m", made, config=own))).spec.num_layers == 3
+    with pytest.raises(ModelFileError, match=r"model\.layers\.3\.eh_proj"):
+        load_model(str(tiny.directory(tmp_path / "m", made, config=own)))
