@@ -7,6 +7,7 @@ decode_bandwidth  decode attention beside a device copy
 decode_rivals     others' decode attention on the same rows
 prefill_speed     operations a second of prefill attention
 prefill_rivals    others' prefill attention on the same rows
+latent_shapes     those of attention over latents, of decode and prompts
 dense_bandwidth   products with dense weights beside the copy, and what they replace
 matmul_bandwidth  products with quantised weights beside the copy
 matmul_rivals     torch's products of the same size

@@ -11,7 +11,7 @@ less time than queueing them does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from bench.gpu.case import TOLERANCES
 from bench.gpu.cases.block_pool import layer_strides
 from bench.gpu.decode_rivals import RIVALS, Rival
 from bench.gpu.device import Say, as_graph, current_stream, summary
+from bench.gpu.latent_shapes import DECODE_SHAPES, LatentDecodeShape
 from kernels.cuda.attention_chunks import most_tokens_read
 from kernels.cuda.attention_decode import DecodePlan, DecodeVariant
 from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
@@ -58,18 +59,74 @@ class Shape:
         return f"{sizes}, {self.variant.name}"
 
     @property
-    def most_tokens_read(self) -> int:
-        """Of a row, as whole tiles go."""
-        return most_tokens_read(self.context, self.window)
+    def has_rivals(self) -> bool:
+        """Whether others' attention is measured on it."""
+        return self.window is None
+
+    @property
+    def scale(self) -> float:
+        """Of the softmax."""
+        return float(self.variant.head_size**-0.5)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
         """The kernels it may take."""
         return (self.variant,)
 
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        return self.num_kv_heads * self.variant.group
+
+    @property
+    def query_elements(self) -> int:
+        """Of a head of a query."""
+        return self.variant.head_size
+
+    @property
+    def out_elements(self) -> int:
+        """Of a head of the output."""
+        return self.variant.head_size
+
+    @property
+    def token_elements(self) -> int:
+        """Of a token in a layer of the pool."""
+        return 2 * self.num_kv_heads * self.variant.head_size
+
+    def pool_shape(self, num_blocks: int, layers: int) -> tuple[int, ...]:
+        """Return how the pool lies, [N, L, 2, G, B, D]."""
+        variant = self.variant
+        of_layer = 2, self.num_kv_heads, variant.block_size, variant.head_size
+        return num_blocks, layers, *of_layer
+
+    def own_arguments(
+        self, pool_shape: Sequence[int], layer: int, any_pointer: int
+    ) -> tuple[int, ...]:
+        """Return the kernel's last arguments: where a layer lies, what is seen, no sinks."""
+        window = NO_WINDOW if self.window is None else self.window
+        return *layer_strides(pool_shape, layer), window, any_pointer
+
+    def keys_and_values(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [G, tokens, D] each of a row's blocks in a layer, [M, 2, G, B, D]."""
+        keys, values = (blocks[:, i].transpose(0, 1).flatten(1, 2) for i in (0, 1))
+        return keys, values
+
+    def plan(self, num_multiprocessors: int) -> DecodePlan:
+        """Return how it is launched on a device."""
+        return self.variant.plan(
+            self.rows, self.num_kv_heads, self.context, num_multiprocessors, self.window
+        )
+
+    def whole_plan(self) -> DecodePlan:
+        """Return how it is launched with no row split."""
+        most_tokens = most_tokens_read(self.context, self.window)
+        return self.variant.plan_of(self.rows, self.num_kv_heads, most_tokens)
+
+
+AnyShape: TypeAlias = Shape | LatentDecodeShape
 
 _USUAL = DecodeVariant("bfloat16", 128, 4, 16)
-SHAPES = (
+SHAPES: tuple[AnyShape, ...] = (
     Shape(64, 4096, _USUAL, least_fraction=0.85),
     Shape(128, 2048, _USUAL, least_fraction=0.85),
     Shape(8, 8192, _USUAL),
@@ -81,6 +138,7 @@ SHAPES = (
     Shape(64, 2048, DecodeVariant("float32", 128, 4, 16)),
     Shape(64, 8192, replace(_USUAL, has_window=True), window=4096),
     Shape(8, 16384, replace(_USUAL, has_window=True), window=1024),
+    *DECODE_SHAPES,
 )
 
 
@@ -95,7 +153,7 @@ def measure_copy(timer: Timer, *, device: str = "cuda") -> dict[str, Any]:
 
 
 def measure_decode(
-    shape: Shape,
+    shape: AnyShape,
     load: Callable[[Variant], LoadedKernel],
     timer: Timer,
     say: Say,
@@ -109,9 +167,7 @@ def measure_decode(
     Return times, rates, the error of some rows, and the rivals' figures as `measure_rivals`.
     """
     problem = Problem(shape, device)
-    plan = shape.variant.plan(
-        shape.rows, shape.num_kv_heads, shape.context, num_multiprocessors, shape.window
-    )
+    plan = shape.plan(num_multiprocessors)
     visit_layers = as_graph(problem.launcher(load, plan), device)
     times = timer(visit_layers, REPEATS)
     error = problem.error_of_last_layer()
@@ -140,10 +196,10 @@ def measure_rivals(
 ) -> dict[str, Any]:
     """Return the figures of each rival on the same rows, or the reason where there are none.
 
-    Of shapes with a window there are none.
+    Of some shapes there are none.
     """
     figures: dict[str, Any] = {}
-    for name, make in rivals.items() if problem.shape.window is None else ():
+    for name, make in rivals.items() if problem.shape.has_rivals else ():
         try:
             visit, num_bytes = make(problem)
             times = timer(as_graph(visit, problem.device), REPEATS)
@@ -158,37 +214,35 @@ def measure_rivals(
 class Problem:
     """The tensors of one shape.
 
-    `pool` [N, L, 2, G, B, D], `tables` int32 [S, M], `seq_lens` int32 [S] up to 15 short of the
-    context, `query` and `out` [S, H, D].
+    `pool` as the shape says, `tables` int32 [S, M], `seq_lens` int32 [S] up to 15 short of the
+    context, `query` and `out` [S, H, elements of a head].
     """
 
-    def __init__(self, shape: Shape, device: str) -> None:
+    def __init__(self, shape: AnyShape, device: str) -> None:
         import torch
 
         variant = shape.variant
         dtype = getattr(torch, variant.dtype)
         self.shape = shape
         self.device = device
-        self.scale = variant.head_size**-0.5
+        self.scale = shape.scale
         blocks_of_row = -(-shape.context // variant.block_size)
         num_blocks = shape.rows * blocks_of_row
         self.seq_lens: Tensor = shape.context - torch.arange(shape.rows, device=device) % 16
         self.seq_lens = self.seq_lens.int()
-        self.token_bytes = 2 * shape.num_kv_heads * variant.head_size * dtype.itemsize
+        self.token_bytes = shape.token_elements * dtype.itemsize
         layer_bytes = num_blocks * variant.block_size * self.token_bytes
         self.layers = max(1, math.ceil(WORKING_SET_BYTES / layer_bytes))
         tokens_seen = self.seq_lens.clamp(max=shape.window or shape.context)
         self.bytes_read = int(tokens_seen.sum()) * self.token_bytes * self.layers
-        pool_shape = (
-            num_blocks, self.layers, 2, shape.num_kv_heads, variant.block_size, variant.head_size,
-        )  # fmt: skip
+        pool_shape = shape.pool_shape(num_blocks, self.layers)
         self.pool: Tensor = torch.randn(pool_shape, dtype=dtype, device=device)
         self.tables: Tensor = torch.randperm(num_blocks, device=device).int().view(shape.rows, -1)
-        num_heads = shape.num_kv_heads * variant.group
-        self.query: Tensor = torch.randn(
-            shape.rows, num_heads, variant.head_size, dtype=dtype, device=device
+        heads = shape.rows, shape.num_heads
+        self.query: Tensor = torch.randn(*heads, shape.query_elements, dtype=dtype, device=device)
+        self.out: Tensor = torch.full(
+            (*heads, shape.out_elements), math.nan, dtype=dtype, device=device
         )
-        self.out: Tensor = torch.full_like(self.query, math.nan)
 
     def launcher(
         self, load: Callable[[Variant], LoadedKernel], plan: DecodePlan
@@ -196,7 +250,6 @@ class Problem:
         """Return what queues the attention of every layer."""
         import torch
 
-        window = NO_WINDOW if self.shape.window is None else self.shape.window
         # Kept by the problem, because a pointer keeps nothing.
         device, num_tickets = self.out.device, plan.split_rows * plan.grid[0]
         self.partials = torch.full(
@@ -215,13 +268,15 @@ class Problem:
             self.query[0].numel(),
             self.tables.shape[1],
         )
-        strides = [layer_strides(self.pool.shape, layer) for layer in range(self.layers)]
+        own_arguments = [
+            self.shape.own_arguments(self.pool.shape, layer, pointers[0])  # sinks are not looked at
+            for layer in range(self.layers)
+        ]
 
         def visit_layers() -> None:
             stream = current_stream(self.device)
-            for of_layer in strides:
-                own = window, pointers[0]  # sinks are not looked at
-                decode.launch(plan.grid, stream, *pointers, *constants, *of_layer, *own)
+            for own in own_arguments:
+                decode.launch(plan.grid, stream, *pointers, *constants, *own)
 
         return visit_layers
 
@@ -234,9 +289,7 @@ class Problem:
         has just written finds NaN, or what is another layer's.
         """
         partials, tickets = self.partials, self.tickets  # these are the launcher's
-        shape = self.shape
-        whole = shape.variant.plan_of(shape.rows, shape.num_kv_heads, shape.most_tokens_read)
-        self.launcher(load, whole)()
+        self.launcher(load, self.shape.whole_plan())()
         unsplit = self.out.clone()
         wrong = 0
         for _ in range(ROUNDS):
@@ -255,12 +308,11 @@ class Problem:
 
     def gathered(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a row that it sees, [G, tokens, D], copied out of the pool."""
-        blocks = self.pool[self.tables[row].long(), layer]  # [M, 2, G, B, D]
+        keys, values = self.shape.keys_and_values(self.pool[self.tables[row].long(), layer])
         length = int(self.seq_lens[row])
         first = 0 if self.shape.window is None else max(0, length - self.shape.window)
         seen = slice(first, length)
-        keys, values = (blocks[:, i].transpose(0, 1).flatten(1, 2)[:, seen] for i in (0, 1))
-        return keys, values
+        return keys[:, seen], values[:, seen]
 
     def error_of_last_layer(self) -> float:
         """Return the largest error of the first and the last row against float64."""

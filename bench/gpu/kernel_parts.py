@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.gpu.device import KernelLoader, milliseconds
 from bench.gpu.findings import Findings, PartOptions
 from bench.gpu.one_by_one import one_by_one
-from kernels.cuda.operations import OPERATIONS
+from kernels.cuda.operations import OPERATIONS, operation_of
 from kernels.cuda.variant import Variant
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def numerics(found: Findings, options: PartOptions) -> None:
     note = _Notes(found)
 
     def check(numbered: tuple[int, Variant]) -> None:
-        check_variant(numbered[1], numbered[0], loader.run_case, note)
+        check_variant(numbered[1], numbered[0], loader.run_case, note.of(numbered[1]))
 
     one_by_one(found, options, list(enumerate(variants)), lambda one: one[1].name, check)
     note.say_by_operation()
@@ -61,7 +61,7 @@ def every_variant(found: Findings, options: PartOptions) -> None:
             loader.prepare(with_launched(others[number : first + AT_ONCE]))
 
     def check(numbered: tuple[int, Variant]) -> None:
-        check_variant(numbered[1], numbered[0], loader.run_case, note)
+        check_variant(numbered[1], numbered[0], loader.run_case, note.of(numbered[1]))
 
     numbered = list(enumerate(others))
     one_by_one(found, options, numbered, lambda one: one[1].name, check, build_some)
@@ -76,17 +76,24 @@ class _Notes:
     def __init__(self, found: Findings) -> None:
         self._found = found
         self._checked: list[dict[str, Any]] = []
+        self._by_operation: dict[str, list[NumericsResult]] = {name: [] for name in OPERATIONS}
         found.values["numerics"] = self._checked
 
-    def __call__(self, result: NumericsResult) -> None:
-        self._checked.append(asdict(result))
-        self._found.failures += [f"{result.case}: {fault}" for fault in result.faults]
-        self._found.save()
+    def of(self, variant: Variant) -> Callable[[NumericsResult], None]:
+        """Return what takes the results of a variant's cases."""
+        of_operation = self._by_operation[operation_of(variant)]
+
+        def note(result: NumericsResult) -> None:
+            of_operation.append(result)
+            self._checked.append(asdict(result))
+            self._found.failures += [f"{result.case}: {fault}" for fault in result.faults]
+            self._found.save()
+
+        return note
 
     def say_by_operation(self) -> None:
-        for name in OPERATIONS:
-            of_operation = [one for one in self._checked if one["case"].startswith(name)]
-            errors = [error for one in of_operation for error in one["errors"].values()]
+        for name, of_operation in self._by_operation.items():
+            errors = [error for one in of_operation for error in one.errors.values()]
             largest = max(errors, default=0.0)
             count = len(of_operation)
             self._found.say(f"numerics {name}: {count} cases, largest error {largest:.2e}")
@@ -98,8 +105,8 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
 
     from bench.gpu.decode_bandwidth import (
         SHAPES,
+        AnyShape,
         Problem,
-        Shape,
         measure_copy,
         measure_decode,
         measure_rivals,
@@ -111,9 +118,9 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
     found.values["decode_attention"] = results = []
     found.say(f"device copy           {copy['gb_per_s']:8.0f} GB/s read + written")
     multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    measured: list[tuple[Shape, dict[str, Any]]] = []
+    measured: list[tuple[AnyShape, dict[str, Any]]] = []
 
-    def measure(shape: Shape) -> None:
+    def measure(shape: AnyShape) -> None:
         torch.cuda.empty_cache()
         result = measure_decode(
             shape,
@@ -126,7 +133,8 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
         _note_kernels(found, loader, *shape.variants)
         result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
         results.append(result)
-        measured.append((shape, result))
+        if shape.has_rivals:
+            measured.append((shape, result))
         found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]
         found.say(
             f"{shape.name:<66} {result['gb_per_s']:6.0f} GB/s read, "
@@ -153,7 +161,7 @@ def prefill_attention(found: Findings, options: PartOptions) -> None:
 
     from bench.gpu.prefill_speed import (
         SHAPES,
-        PrefillShape,
+        AnyShape,
         Problem,
         measure_prefill,
         measure_rivals,
@@ -162,15 +170,16 @@ def prefill_attention(found: Findings, options: PartOptions) -> None:
     loader = KernelLoader(options.machine_code, found.say)
     loader.prepare([shape.variant for shape in SHAPES])
     found.values["prefill_attention"] = results = []
-    measured: list[tuple[PrefillShape, dict[str, Any]]] = []
+    measured: list[tuple[AnyShape, dict[str, Any]]] = []
 
-    def measure(shape: PrefillShape) -> None:
+    def measure(shape: AnyShape) -> None:
         torch.cuda.empty_cache()
         kernel = loader.load(shape.variant)
         result = measure_prefill(shape, kernel, milliseconds, found.say, rivals={})
         _note_kernels(found, loader, shape.variant)
         results.append(result)
-        measured.append((shape, result))
+        if shape.has_rivals:
+            measured.append((shape, result))
         found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]
         found.say(f"{shape.name:<66} {result['tflop_per_s']:6.0f} TFLOP/s")
         if shape.least_tflop_per_s is not None:

@@ -11,14 +11,15 @@ The rivals are in `prefill_rivals`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from bench.gpu.case import TOLERANCES
 from bench.gpu.cases.block_pool import layer_strides
 from bench.gpu.decode_bandwidth import Timer
 from bench.gpu.device import Say, current_stream, summary
+from bench.gpu.latent_shapes import PREFILL_SHAPES, LatentPrefillShape
 from bench.gpu.prefill_rivals import RIVALS, Rival
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_tiles import plan_tiles
@@ -44,6 +45,8 @@ class PrefillShape:
     num_kv_heads: int = 8
     least_tflop_per_s: float | None = None
 
+    has_rivals: ClassVar[bool] = True
+
     @property
     def name(self) -> str:
         """Rows × query tokens, what is cached, and the kernel."""
@@ -59,6 +62,21 @@ class PrefillShape:
         return self.num_kv_heads * self.variant.group
 
     @property
+    def scale(self) -> float:
+        """Of the softmax."""
+        return float(self.variant.head_size**-0.5)
+
+    @property
+    def query_elements(self) -> int:
+        """Of a head of a query."""
+        return self.variant.head_size
+
+    @property
+    def out_elements(self) -> int:
+        """Of a head of the output."""
+        return self.variant.head_size
+
+    @property
     def seq_len(self) -> int:
         """Tokens of a row."""
         return self.context + self.query_len
@@ -69,10 +87,31 @@ class PrefillShape:
         seen = self.query_len * self.context + self.query_len * (self.query_len + 1) // 2
         return 4 * self.rows * seen * self.num_heads * self.variant.head_size
 
+    def pool_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """Return how the pool of one layer lies, [N, 1, 2, G, B, D]."""
+        variant = self.variant
+        return num_blocks, 1, 2, self.num_kv_heads, variant.block_size, variant.head_size
+
+    def own_arguments(self, pool_shape: Sequence[int], any_pointer: int) -> tuple[int, ...]:
+        """Return the kernel's last arguments: where the layer lies, no window, no sinks."""
+        return *layer_strides(pool_shape, 0), NO_WINDOW, any_pointer
+
+    def keys_and_values(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [G, tokens, D] each of a row's blocks, [M, 2, G, B, D]."""
+        keys, values = (blocks[:, i].transpose(0, 1).flatten(1, 2) for i in (0, 1))
+        return keys, values
+
+    def grid(self, num_tiles: int) -> tuple[int, int, int]:
+        """Return the launch grid of a tile list."""
+        return self.variant.grid(self.num_kv_heads, num_tiles)
+
+
+AnyShape: TypeAlias = PrefillShape | LatentPrefillShape
+
 
 _D128 = PrefillVariant("bfloat16", 128, 4, 16)
 _D64 = PrefillVariant("bfloat16", 64, 4, 16)
-SHAPES = (
+SHAPES: tuple[AnyShape, ...] = (
     PrefillShape(1, 8192, 0, _D128, least_tflop_per_s=250),
     PrefillShape(8, 2048, 0, _D128, least_tflop_per_s=250),
     PrefillShape(1, 512, 8192, _D128),
@@ -84,11 +123,12 @@ SHAPES = (
     PrefillShape(1, 8192, 0, PrefillVariant("bfloat16", 96, 4, 16)),
     PrefillShape(1, 8192, 0, PrefillVariant("bfloat16", 256, 2, 16)),
     PrefillShape(1, 2048, 0, PrefillVariant("float32", 128, 4, 16)),
+    *PREFILL_SHAPES,
 )
 
 
 def measure_prefill(
-    shape: PrefillShape,
+    shape: AnyShape,
     kernel: LoadedKernel,
     timer: Timer,
     say: Say,
@@ -109,7 +149,7 @@ def measure_prefill(
     return {
         "shape": shape.name,
         "kernel": shape.variant.name,
-        "tiles": problem.grid[1],
+        "tiles": len(problem.tile_rows),
         **_with_rate(times, shape.flop),
         "max_error_of_checked_tokens": error,
         "faults": [] if error <= tolerance else [f"error {error:.3g} exceeds {tolerance:.3g}"],
@@ -120,9 +160,12 @@ def measure_prefill(
 def measure_rivals(
     problem: Problem, timer: Timer, say: Say, *, rivals: Mapping[str, Rival] = RIVALS
 ) -> dict[str, Any]:
-    """Return the figures of each rival on the same rows, or the reason where there are none."""
+    """Return the figures of each rival on the same rows, or the reason where there are none.
+
+    Of some shapes there are none.
+    """
     figures: dict[str, Any] = {}
-    for name, make in rivals.items():
+    for name, make in rivals.items() if problem.shape.has_rivals else ():
         try:
             attend = make(problem)
             figures[name] = _with_rate(timer(attend, REPEATS), problem.shape.flop)
@@ -137,28 +180,26 @@ def measure_rivals(
 class Problem:
     """The tensors of one shape.
 
-    `pool` [N, 1, 2, G, B, D], `tables` int32 [S, M], `query` and `out` [T, H, D].
+    `pool` as the shape says, `tables` int32 [S, M], `query` and `out` [T, H, elements of a head].
     """
 
-    def __init__(self, shape: PrefillShape, device: str) -> None:
+    def __init__(self, shape: AnyShape, device: str) -> None:
         import torch
 
         variant = shape.variant
         dtype = getattr(torch, variant.dtype)
         self.shape = shape
         self.device = device
-        self.scale = variant.head_size**-0.5
+        self.scale = shape.scale
         self.blocks_of_row = -(-shape.seq_len // variant.block_size)
         num_blocks = shape.rows * self.blocks_of_row
-        pool_shape = (
-            num_blocks, 1, 2, shape.num_kv_heads, variant.block_size, variant.head_size,
-        )  # fmt: skip
+        pool_shape = shape.pool_shape(num_blocks)
         self.pool: Tensor = torch.randn(pool_shape, dtype=dtype, device=device)
         self.tables = torch.randperm(num_blocks, device=device).int().view(shape.rows, -1)
         num_tokens = shape.rows * shape.query_len
-        query_shape = (num_tokens, shape.num_heads, variant.head_size)
-        self.query: Tensor = torch.randn(query_shape, dtype=dtype, device=device)
-        self.out = torch.full_like(self.query, math.nan)
+        heads = num_tokens, shape.num_heads
+        self.query: Tensor = torch.randn(*heads, shape.query_elements, dtype=dtype, device=device)
+        self.out = torch.full((*heads, shape.out_elements), math.nan, dtype=dtype, device=device)
         self.seq_lens = torch.full((shape.rows,), shape.seq_len, dtype=torch.int32, device=device)
         self.cu_query_lens = torch.arange(
             0, num_tokens + 1, shape.query_len, dtype=torch.int32, device=device
@@ -169,14 +210,12 @@ class Problem:
         self.tile_rows, self.tile_tokens = (
             torch.from_numpy(entries).to(device) for entries in (tiles.rows, tiles.tokens)
         )
-        self.grid = variant.grid(shape.num_kv_heads, tiles.num_tiles)
+        self.grid = shape.grid(tiles.num_tiles)
         self.scalars = (
             self.scale * LOG2_E,
             self.query[0].numel(),
             self.tables.shape[1],
-            *layer_strides(pool_shape, 0),
-            NO_WINDOW,
-            self.out.data_ptr(),  # sinks are not looked at
+            *shape.own_arguments(pool_shape, self.out.data_ptr()),  # sinks are not looked at
         )
 
     def pointers(self) -> tuple[int, ...]:
@@ -210,8 +249,8 @@ class Problem:
         shape = self.shape
         worst = 0.0
         for row in {0, shape.rows - 1}:
-            blocks = self.pool[self.tables[row].long(), 0]  # [M, 2, G, B, D]
-            keys, values = (blocks[:, i].transpose(0, 1).flatten(1, 2).double() for i in (0, 1))
+            blocks = self.pool[self.tables[row].long(), 0]
+            keys, values = (x.double() for x in shape.keys_and_values(blocks))
             for token in {0, shape.query_len // 2, shape.query_len - 1}:
                 place = row * shape.query_len + token
                 visible = shape.context + token + 1

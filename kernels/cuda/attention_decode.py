@@ -253,6 +253,22 @@ class DecodeVariant(AttentionVariant):
         chunks = most_chunks(longest, least_chunk_tiles(self.kv_dtype))
         return self._layout.num_partials(split_rows, num_kv_heads, chunks)
 
+    def most_partials(
+        self,
+        num_rows: int,
+        num_kv_heads: int,
+        longest: int,
+        num_multiprocessors: int,
+        window: int | None = None,
+    ) -> int:
+        """Return the most `num_partials` that a plan of up to so many rows and tokens has.
+
+        More units than are at work at a time are never split (`plan`).
+        """
+        units = num_kv_heads * self._layout.parts
+        split_rows = min(num_rows, self.resident_blocks * num_multiprocessors // units)
+        return self.num_partials(split_rows, num_kv_heads, most_tokens_read(longest, window))
+
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
         if self.is_float32:

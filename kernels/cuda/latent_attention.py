@@ -37,7 +37,8 @@ row has, or the block size. The grid does not depend on the rows' lengths. A row
 (padding of a graph) gives zeros.
 
 *Prompts*, rows of several query tokens, which are the last of each row's tokens. The grid is
-(units, entries of the tile list):
+(entries of the tile list, units): where heads are many a tile has one token, and no axis but the
+first holds more than 65 535.
 
     tiles = plan_tiles(query_lens, seq_lens, variant.tile_tokens, capacity=…)    attention_tiles
     launch at variant.grid(len(tiles.rows))
@@ -91,8 +92,6 @@ from kernels.cuda.attention_chunks import (
     plan_tail,
 )
 from kernels.cuda.attention_decode import DecodePlan
-from kernels.cuda.attention_prefill import MAX_TILES
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.latent_attention_float32 import (
     AT_ONCE,
     make_float32_latent_decode,
@@ -135,6 +134,7 @@ class LatentDecodeVariant(LatentAttentionVariant):
 
     OPERATION: ClassVar[str] = "latent_decode"
     ROW_TILES: ClassVar[int] = 1
+    UNITS_ARE_SECOND: ClassVar[bool] = False
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -190,11 +190,24 @@ class LatentDecodeVariant(LatentAttentionVariant):
             split_rows = num_rows if splits > 1 else 0
         planes, left = divmod(num_rows - split_rows, splits)
         assert left == 0, "whole rows are a multiple of the splits"
-        chunks = most_chunks(longest, least_chunk_tiles(None))
-        num_partials = self.layout.num_partials(split_rows, 1, chunks)
+        num_partials = self.num_partials(split_rows, longest)
         return DecodePlan(
             (self.units, splits, split_rows + planes), splits, split_rows, num_partials
         )
+
+    def num_partials(self, split_rows: int, longest: int) -> int:
+        """Return how many float32 so many split rows need in `partials`."""
+        chunks = most_chunks(longest, least_chunk_tiles(None))
+        return self.layout.num_partials(split_rows, 1, chunks)
+
+    def most_partials(self, num_rows: int, longest: int, num_multiprocessors: int) -> int:
+        """Return the most `num_partials` that a plan of up to so many rows and tokens has.
+
+        More units than are at work at a time are never split (`plan`). Every chunk of a split one
+        leaves 34 KB at R 512, over however many blocks it is split, so a unit 2.1 MiB at the most.
+        """
+        most_units = self.resident_blocks * num_multiprocessors
+        return self.num_partials(min(num_rows, most_units // self.units), longest)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
@@ -222,6 +235,7 @@ class LatentPrefillVariant(LatentAttentionVariant):
 
     OPERATION: ClassVar[str] = "latent_prefill"
     ROW_TILES: ClassVar[int] = 2
+    UNITS_ARE_SECOND: ClassVar[bool] = True
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -230,7 +244,7 @@ class LatentPrefillVariant(LatentAttentionVariant):
 
     @property
     def expectation(self) -> Expectation:
-        """Registers for three blocks on a multiprocessor at R 512, for four at 256."""
+        """Registers for two blocks on a multiprocessor at R 512, for three at 256."""
         if self.is_float32:
             return Expectation(FLOAT32_EXPECTATION, FLOAT32_INSTRUCTIONS)
         registers, blocks = (255, 2) if self.rank == 512 else (168, 3)
@@ -238,9 +252,7 @@ class LatentPrefillVariant(LatentAttentionVariant):
 
     def grid(self, num_tiles: int) -> tuple[int, int, int]:
         """Return the launch grid for a tile list of `num_tiles` entries."""
-        if num_tiles > MAX_TILES:
-            raise UnsupportedVariantError("num_tiles", f"at most {MAX_TILES}", num_tiles)
-        return (self.units, num_tiles, 1)
+        return (num_tiles, self.units, 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""

@@ -258,17 +258,17 @@ def make_float32_latent_prefill(variant: LatentAttentionVariant) -> Callable[...
         block_stride: Scalar,
         layer_offset: Scalar,
     ) -> None:
-        """Attend with unit blockIdx.x of query tile blockIdx.y; see LatentPrefillVariant."""
-        row = int64(tile_rows[cuda.blockIdx.y])
+        """Attend with unit blockIdx.y of query tile blockIdx.x; see LatentPrefillVariant."""
+        row = int64(tile_rows[cuda.blockIdx.x])
         if row < 0:
             return
         lane, warp = lane_and_warp()
-        first_token = tile_tokens[cuda.blockIdx.y]
+        first_token = tile_tokens[cuda.blockIdx.x]
         _, first_query, context, end_token = find_tile(
             row, first_token, most_tokens, seq_lens, cu_query_lens
         )
         token, head, is_any = find_place(
-            int64(cuda.blockIdx.x) * places + warp, end_token - first_token
+            int64(cuda.blockIdx.y) * places + warp, end_token - first_token
         )
         token += first_token
         seen = int32(context + token + 1)

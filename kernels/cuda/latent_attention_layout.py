@@ -70,6 +70,7 @@ class LatentAttentionVariant:
 
     OPERATION: ClassVar[str]  # how names of machine code begin
     ROW_TILES: ClassVar[int]  # of 16 places, that a warp of the tensor cores' kernel has
+    UNITS_ARE_SECOND: ClassVar[bool]  # of the grid's axes; else the first
 
     dtype: str
     num_heads: int

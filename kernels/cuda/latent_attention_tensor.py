@@ -86,7 +86,7 @@ def make_tensor_latent_decode(variant: LatentAttentionVariant) -> Callable[..., 
         lane, warp = lane_and_warp()
 
         # The row's length and its first block are looked up, and its first tile is fetched, before
-        # the launch ahead has ended.
+        # the launch ahead has ended. A chunk is a multiple of 64 tokens: it begins as a block does.
         seq_len = int32(seq_lens[row])
         _, end_tile, chunk_tiles = cut_row(seq_len, 0)
         first_entry = int32(row * table_width)
@@ -95,8 +95,7 @@ def make_tensor_latent_decode(variant: LatentAttentionVariant) -> Callable[..., 
         if tile < end_tile:
             block = block_tables[int32(first_entry + tile * TILE_TOKENS // block_size)]
             if cuda.threadIdx.x == 0:
-                of_tile = tile * TILE_TOKENS % block_size * row_elements
-                element = multiply_add_wide(block, int32(block_stride), layer_offset + of_tile)
+                element = multiply_add_wide(block, int32(block_stride), layer_offset)
                 fetch_ahead(pool, element, tile_bytes)
         wait_for_previous()
 
@@ -206,13 +205,13 @@ def make_tensor_latent_prefill(variant: LatentAttentionVariant) -> Callable[...,
         block_stride: Scalar,
         layer_offset: Scalar,
     ) -> None:
-        """Attend with unit blockIdx.x of query tile blockIdx.y; see LatentPrefillVariant."""
-        row = int64(tile_rows[cuda.blockIdx.y])
+        """Attend with unit blockIdx.y of query tile blockIdx.x; see LatentPrefillVariant."""
+        row = int64(tile_rows[cuda.blockIdx.x])
         if row < 0:
             return
-        unit = int64(cuda.blockIdx.x)
+        unit = int64(cuda.blockIdx.y)
         lane, warp = lane_and_warp()
-        first_token = tile_tokens[cuda.blockIdx.y]
+        first_token = tile_tokens[cuda.blockIdx.x]
         _, first_query, context, end_token = find_tile(
             row, first_token, most_tokens, seq_lens, cu_query_lens
         )
@@ -264,7 +263,7 @@ def make_tensor_latent_prefill(variant: LatentAttentionVariant) -> Callable[...,
             )  # fmt: skip
 
         # Everything about the tile is asked again: there is no register to keep it in.
-        row, first_token = int64(tile_rows[cuda.blockIdx.y]), tile_tokens[cuda.blockIdx.y]
+        row, first_token = int64(tile_rows[cuda.blockIdx.x]), tile_tokens[cuda.blockIdx.x]
         _, first_query, _, end_token = find_tile(
             row, first_token, most_tokens, seq_lens, cu_query_lens
         )

@@ -95,6 +95,7 @@ def make_latent_tile(variant: LatentAttentionVariant) -> LatentTile:
     own_steps = -(-steps // WARPS)
     warp_words = variant.rank // 8  # of a row, the latents that a warp sums
     row_tiles, columns = variant.ROW_TILES, variant.columns
+    units_are_second = variant.UNITS_ARE_SECOND
     sum_rows = columns + 1  # of a tile of places
     multiply = MULTIPLY_TILES[variant.dtype]
     pack = PAIR_CONVERSIONS[variant.dtype].pack
@@ -189,7 +190,8 @@ def make_latent_tile(variant: LatentAttentionVariant) -> LatentTile:
         first_token = int32(tile * TILE_TOKENS)
         if int32(first_token + TILE_TOKENS) > seen:
             # Computed here, not kept: there is no register to spare.
-            place = anew(int32(cuda.blockIdx.x * places + (lane >> 2)))
+            unit = cuda.blockIdx.y if units_are_second else cuda.blockIdx.x
+            place = anew(int32(unit * places + (lane >> 2)))
             for r in range(2 * row_tiles):
                 token = int32(place + 8 * r) // num_heads
                 left = int32(seen + token - first_token - 2 * (lane & 3))

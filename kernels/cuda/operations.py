@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Protocol
 
 from kernels.cuda import (
@@ -75,6 +76,20 @@ OPERATIONS: dict[str, Operation] = {
     "selective_scan": selective_scan,
     "short_convolution": short_convolution,
 }
+
+
+def operation_of(variant: Variant) -> str:
+    """Return the name of the operation that a variant is of."""
+    return _operations_of_kinds()[type(variant)]
+
+
+@cache
+def _operations_of_kinds() -> dict[type[Variant], str]:
+    return {
+        type(variant): name
+        for name, module in OPERATIONS.items()
+        for variant in module.variants(every=False)
+    }
 
 
 def all_variants(*, every: bool) -> list[Variant]:

@@ -17,13 +17,16 @@ from bench.gpu import decode_bandwidth, device
 from bench.gpu.cases import draw_cases
 from bench.gpu.decode_bandwidth import Shape, measure_decode
 from bench.gpu.decode_rivals import torch_sdpa
+from bench.gpu.latent_shapes import DECODE_SHAPES, LatentDecodeShape
 from bench.gpu.numerics import check_case
 from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.latent_attention import LatentDecodeVariant
 from tests.simt import launch
 
 VARIANT = DecodeVariant("float32", 64, 1, 16)
 SHAPE = Shape(2, 80, DecodeVariant("float32", 64, 2, 16), num_kv_heads=1)
+LATENTS = LatentDecodeShape(2, 80, LatentDecodeVariant("float32", 2, 256, 32, 16))
 
 
 def test_a_machine_without_a_device_gets_one_line_and_no_report(monkeypatch, capsys, tmp_path):
@@ -172,8 +175,35 @@ def test_a_measurement_with_a_window_counts_the_bytes_of_what_is_seen(small_meas
     assert result["rivals"] == {}
 
 
-def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(small_measurement):
-    assert small_measurement(Idle)["faults"] == ["error inf exceeds 1e-05"]
+@pytest.mark.wide
+def test_a_measurement_of_latents_counts_one_row_a_token_and_checks_the_answer(
+    small_measurement, monkeypatch
+):
+    monkeypatch.setattr(decode_bandwidth, "WORKING_SET_BYTES", 200_000)
+    result = small_measurement(SimulatedKernel, LATENTS)
+
+    assert result["shape"] == "2 × 80, latent_decode_float32_h2_r256_p32_b16"
+    assert (result["layers"], result["splits"], result["split_rows"]) == (2, 2, 2)
+    assert result["bytes"] == 2 * (80 + 79) * (256 + 32) * 4
+    assert result["max_error_of_checked_rows"] <= 1e-5
+    assert result["faults"] == []
+    assert result["rivals"] == {}
+
+
+def test_latents_are_measured_on_rows_that_the_second_cache_does_not_hold():
+    models = {
+        (shape.num_heads, shape.out_elements, shape.query_elements) for shape in DECODE_SHAPES
+    }
+    assert models == {(16, 512, 576), (128, 512, 576)}
+    for shape in DECODE_SHAPES:
+        assert 2 * shape.token_elements == 1152
+        assert shape in decode_bandwidth.SHAPES
+        assert attention_chunks.num_chunks(shape.context, 8) > 8
+
+
+@pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=lambda shape: shape.name)
+def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(small_measurement, shape):
+    assert small_measurement(Idle, shape)["faults"] == ["error inf exceeds 1e-05"]
 
 
 @pytest.mark.parametrize(

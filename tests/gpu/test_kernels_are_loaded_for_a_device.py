@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from bench.gpu import device, kernel_parts, needed_kernels, sanitizers
+from bench.gpu.cases import draw_cases
 from bench.gpu.device import KernelLoader
 from bench.gpu.findings import Findings, PartOptions
 from kernels.cuda import build, operations
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import MissingToolchainError
 from kernels.cuda.fitted_ptx import fitted
+from kernels.cuda.gate_mul import GateMulVariant
+from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 
 NORM, EMBEDDING = RmsNormVariant("float32", 256), EmbeddingVariant("float32")
@@ -102,6 +107,42 @@ def told(monkeypatch):
 def test_numerics_are_of_launches_as_steps_have_them(told, part):
     part(Findings(), PartOptions(Path("not used"), 60))
     assert told == [{"begins_early": True}]
+
+
+class IdleLoader(NotedLoader):
+    """Stands for a KernelLoader whose kernels do nothing."""
+
+    told: ClassVar[list[dict[str, object]]] = []
+
+    def run_case(self, case):
+        return {name: case.arrays[name] for name in case.written}
+
+
+def test_cases_are_counted_by_the_operation_that_they_are_of(monkeypatch, capsys):
+    """Names of kernels are not those of operations."""
+    variants = [
+        LatentDecodeVariant("float32", 1, 256, 32, 16),
+        LatentPrefillVariant("float32", 1, 256, 32, 16),
+        GateMulVariant("float32"),
+    ]
+    monkeypatch.setattr(kernel_parts, "KernelLoader", IdleLoader)
+    monkeypatch.setattr(needed_kernels, "needed_variants", lambda: variants)
+
+    found = Findings()
+    kernel_parts.numerics(found, PartOptions(Path("not used"), 60))
+
+    cases = [len(draw_cases(variant)) for variant in variants]
+    counts = dict(re.findall(r"numerics (\w+): (\d+) cases", capsys.readouterr().out))
+    assert set(counts) == set(operations.OPERATIONS)
+    assert {name: int(count) for name, count in counts.items() if count != "0"} == {
+        "latent_attention": cases[0] + cases[1], "gate_mul": cases[2],
+    }  # fmt: skip
+    assert len(found.values["numerics"]) == sum(cases)
+
+
+def test_every_variant_is_of_the_operation_that_makes_it():
+    for name, module in operations.OPERATIONS.items():
+        assert {operations.operation_of(one) for one in module.variants(every=True)} == {name}
 
 
 def test_sanitizers_watch_launches_in_turn(told, tmp_path):

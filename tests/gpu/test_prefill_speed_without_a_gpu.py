@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from bench.gpu import prefill_speed
+from bench.gpu.latent_shapes import PREFILL_SHAPES, LatentPrefillShape
 from bench.gpu.prefill_rivals import torch_sdpa
 from bench.gpu.prefill_speed import PrefillShape, Problem, measure_prefill
 from kernels.cuda.attention_prefill import PrefillVariant
+from kernels.cuda.latent_attention import LatentPrefillVariant
 from tests.simt import launch
 
 # Two rows of two query tokens behind three others; one tile each.
 SHAPE = PrefillShape(2, 2, 3, PrefillVariant("float32", 64, 2, 16), num_kv_heads=1)
+LATENTS = LatentPrefillShape(2, 2, 3, LatentPrefillVariant("float32", 2, 256, 32, 16))
 
 CTYPES = {"float32*": ctypes.c_float, "int32*": ctypes.c_int32}
 SCALARS = {"float32": np.float32, "int32": np.int32, "int64": np.int64}
@@ -24,12 +28,15 @@ SCALARS = {"float32": np.float32, "int32": np.int32, "int64": np.int64}
 class SimulatedKernel:
     """Stands for a LoadedKernel: finds the arrays behind the pointers and simulates the launch."""
 
+    def __init__(self, shape=SHAPE):
+        self._shape = shape
+
     def launch(self, grid, _stream, *arguments):
-        variant = SHAPE.variant
-        out = SHAPE.rows * SHAPE.query_len * SHAPE.num_heads * variant.head_size
-        pool = SHAPE.rows * 2 * variant.block_size * variant.head_size
-        rows = SHAPE.rows
-        sizes = iter((out, out, pool, rows, rows, rows + 1, grid[1], grid[1], out))  # no sinks
+        shape, variant = self._shape, self._shape.variant
+        rows, heads = shape.rows, shape.rows * shape.query_len * shape.num_heads
+        out, query = heads * shape.out_elements, heads * shape.query_elements
+        pool = math.prod(shape.pool_shape(rows))
+        sizes = iter((out, query, pool, rows, rows, rows + 1, rows, rows, out))  # no sinks
         bound = [
             np.ctypeslib.as_array((CTYPES[kind] * next(sizes)).from_address(argument))
             if kind in CTYPES
@@ -54,8 +61,8 @@ def measure(monkeypatch):
             queue_work()
         return [1000.0] * repeats
 
-    def run(kernel, rivals, said=print):
-        return measure_prefill(SHAPE, kernel, timer, said, device="cpu", rivals=rivals)
+    def run(kernel, rivals, said=print, shape=SHAPE):
+        return measure_prefill(shape, kernel, timer, said, device="cpu", rivals=rivals)
 
     return run
 
@@ -74,8 +81,29 @@ def test_a_measurement_counts_what_causal_attention_needs_and_checks_the_answers
     assert result["rivals"]["torch_sdpa"]["flop"] == result["flop"]
 
 
-def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(measure):
-    assert measure(IdleKernel(), {})["faults"] == ["error inf exceeds 1e-05"]
+@pytest.mark.wide
+def test_a_measurement_of_latents_counts_what_is_computed_with_them(measure):
+    result = measure(SimulatedKernel(LATENTS), {"torch_sdpa": torch_sdpa}, shape=LATENTS)
+
+    # Two flops for each element of a row, two for each of its latent; two rows of two heads.
+    assert result["flop"] == 2 * (288 + 256) * 2 * (4 + 5) * 2
+    assert result["tiles"] == 2
+    assert result["max_error_of_checked_tokens"] <= 1e-5
+    assert result["faults"] == []
+    assert result["rivals"] == {}
+
+
+def test_latents_of_two_models_are_measured_on_prompts_and_behind_long_contexts():
+    assert set(PREFILL_SHAPES) <= set(prefill_speed.SHAPES)
+    found = {(shape.num_heads, shape.context > 0) for shape in PREFILL_SHAPES}
+    assert found == {(heads, is_behind) for heads in (16, 128) for is_behind in (False, True)}
+    seen = 512 * 32768 + 512 * 513 // 2
+    assert PREFILL_SHAPES[-1].flop == 2176 * 128 * seen
+
+
+@pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=lambda shape: shape.name)
+def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(measure, shape):
+    assert measure(IdleKernel(), {}, shape=shape)["faults"] == ["error inf exceeds 1e-05"]
 
 
 def test_a_rival_that_fails_is_reported_with_its_reason(measure):

@@ -7,10 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from compute_plane.config import ComputePlaneConfig
 from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.model.latents import Latents
 from compute_plane.model.tensor import TensorFormat
+from kernels.cuda.attention_tiles import most_tiles
+from kernels.cuda.latent_attention import LatentPrefillVariant
+from kernels.cuda.latent_attention_layout import MAX_HEADS
+from planes.settings import settings_of
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.steps_on_kernels import Formats, logits_of, operations_on
 from tests.compute_plane.executor.tiny_llama import tiny_spec
@@ -72,3 +77,20 @@ def test_what_no_kernel_takes_is_refused(
         KernelOperations(
             SimulatedLauncher(runs=False), spec, "bfloat16", 16, pool_dtype=pool or "bfloat16"
         )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("num_heads", [1, 17, MAX_HEADS])
+def test_a_grid_holds_the_tiles_of_the_largest_batch_that_may_be_asked_for(
+    dtype: str, num_heads: int
+) -> None:
+    """A tile of many heads has one token; a grid's first axis holds any number, others 65 535."""
+    settings = {setting.name: setting.rule for setting in settings_of(ComputePlaneConfig)}
+    num_tokens = int(settings["max_tokens_per_batch"].maximum or 0)
+    num_rows = int(settings["max_rows"].maximum or 0)
+    variant = LatentPrefillVariant(dtype, num_heads, 512, 64, 16)
+    num_tiles = most_tiles(num_tokens, num_rows, variant.tile_tokens)
+    assert num_tokens > 65535
+    tiles, units, planes = variant.grid(num_tiles)
+    assert (tiles, planes) == (num_tiles, 1)
+    assert units <= 65535

@@ -23,6 +23,7 @@ from kernels.cuda.attention_chunks import (
     tiles_of_chunk,
 )
 from kernels.cuda.attention_decode import DecodePlan, DecodeVariant
+from kernels.cuda.latent_attention import LatentDecodeVariant
 
 H200 = 132
 
@@ -165,6 +166,40 @@ def test_partials_have_room_for_as_many_chunks_as_a_row_up_to_the_longest_can_ha
         needed = max(num_chunks(length, 8) for length in range(1, min(longest, 20_000) + 1))
         assert variant.num_partials(1, 1, longest) == needed * of_one
     assert variant.num_partials(32, 8, 8192) * 4 == 32 * 8 * 32 * 6 * 128 * 4  # 25 MB
+
+
+def test_no_plan_of_fewer_rows_or_shorter_ones_has_more_partials_than_is_said():
+    of_heads = [
+        DecodeVariant("bfloat16", 128, 4, 16), DecodeVariant("bfloat16", 128, 16, 16, "int8"),
+        DecodeVariant("float32", 256, 8, 16), DecodeVariant("bfloat16", 64, 4, 16, None, True),
+    ]  # fmt: skip
+    of_latents = [
+        LatentDecodeVariant("bfloat16", heads, rank, 64, 16)
+        for heads, rank in ((16, 512), (20, 256), (128, 512))
+    ]
+    for num_multiprocessors in (1, 16, H200):
+        place, longest = num_multiprocessors, 131072
+        for variant in (*of_heads, *of_latents):
+            heads = (8,) if isinstance(variant, DecodeVariant) else ()
+            most, reached = 0, 0
+            for rows in range(1, 257):
+                most = max(most, variant.most_partials(rows, *heads, longest, place))
+                assert most == variant.most_partials(rows, *heads, longest, place)
+                for length in (100, 3000, longest):
+                    plan = variant.plan(rows, *heads, length, place)
+                    assert plan.num_partials <= variant.most_partials(rows, *heads, length, place)
+                    reached = max(reached, plan.num_partials)
+            assert 2 * reached >= most
+
+
+def test_partials_of_latents_are_as_many_as_of_no_other_attention():
+    deepseek = LatentDecodeVariant("bfloat16", 128, 512, 64, 16)
+    assert 4 * deepseek.num_partials(1, 16) == 8 * 34816  # a chunk of each of eight units
+    assert 4 * deepseek.most_partials(256, 163840, H200) == 33 * 8 * 64 * 34816
+    assert 4 * deepseek.most_partials(3, 163840, H200) == 3 * 8 * 64 * 34816
+    windowed = DecodeVariant("bfloat16", 64, 4, 16, None, True)
+    of_window = windowed.most_partials(9, 8, 131072, H200, 1024)
+    assert of_window == windowed.most_partials(9, 8, 1039, H200)
 
 
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 256, 257, 4096, 20_000])

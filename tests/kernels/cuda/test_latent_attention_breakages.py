@@ -84,6 +84,7 @@ BREAKAGES = [
     (FLOAT32, (5,), 1, PLAIN, "score if t < left else MINUS_INFINITY", "score"),
     (PREFILL, ((3, 3),), 1, TILE, "seen + token - first_token", "seen - first_token"),
     (PREFILL, ((12, 12),), 1, None, "int32(context + first_token + 1)", "int32(context + 1)"),
+    (PREFILL, ((12, 12),), 1, TILE, "cuda.blockIdx.y if units_are_second else ", ""),
 ]
 MORE_BREAKAGES = [
     (DECODE, (16,), 1, TILE, "VECTOR * (lane >> 3 & 1)", "0"),
@@ -129,7 +130,7 @@ MORE_BREAKAGES = [
     (PREFILL, ((12, 12),), 1, TILE, "n = r // 2 * own_steps + i", "n = i"),
     (PREFILL, ((12, 12),), 1, TILE, "n = m * own_steps + i", "n = i"),
     (PREFILL, ((12, 12),), 1, TILE, "(2 * row_tiles * part + n)", "(2 * row_tiles * part + n % 2)"),
-    (PREFILL_UNITS, ((1, 3),), 1, None, "unit = int64(cuda.blockIdx.x)", "unit = int64(0)"),
+    (PREFILL_UNITS, ((1, 3),), 1, None, "unit = int64(cuda.blockIdx.y)", "unit = int64(0)"),
     (PREFILL_FLOAT32, ((3, 9),), 1, None, "seen = int32(context + token + 1)",
      "seen = int32(context + 1)"),
     (PREFILL_FLOAT32, ((3, 9), (1, 2)), 1, None, "token += first_token", "pass"),

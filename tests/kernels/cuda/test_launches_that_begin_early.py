@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from bench.gpu.case import Case
+from bench.gpu.case import Array, Case
 from bench.gpu.cases import attention_decode as decode_cases
 from bench.gpu.cases import delta_net as delta_net_cases
 from bench.gpu.cases import dense_matmul as dense_cases
@@ -135,7 +135,7 @@ ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
 READS_EARLY = {
     DECODE: 2, WIDE_DECODE: 2, ROPE: 6, CONVOLUTION: 7, DELTA_RULE: 4, GATED_CONVOLUTION: 11,
     JOINT_NORMS: 4, MAMBA2_INPUTS: 19, SELECTIVE_SCAN: 5, ROW_NORM: 7,
-    LATENT_WRITE: 7,
+    LATENT_WRITE: 7, LATENT_DECODE: 2,
 }  # fmt: skip
 """A row's length and its first tile's block; position, slot, and two vectors each of two angles; a
 token's row, four numbers of that, a head's rate and bias; a row's numbers; a token's row, its
@@ -257,6 +257,38 @@ def test_attention_has_the_first_tile_of_each_warp_fetched(variant, window, monk
                 at = table[block] * stride + offset + kv_head * head + slot * variant.head_size
                 expected[at : at + TILE_TOKENS * variant.head_size] += 1
     assert expected.max() == 1
+    np.testing.assert_array_equal(fetched_of_the_pool(case, monkeypatch), expected)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [LATENT_DECODE, LatentDecodeVariant("float16", 20, 256, 64, 32)],
+    ids=lambda one: one.name,
+)
+def test_attention_over_latents_has_the_first_tile_of_each_block_of_threads_fetched(
+    variant, monkeypatch
+):
+    splits = 2
+    case = latent_cases.draw_decode(variant, (19, 0, 150, 1), splits=splits)
+    pool, tables, lengths = (case.arrays[name] for name in ("pool", "block_tables", "seq_lens"))
+    stride, offset = case.launches[0].arguments[-2:]
+    expected = np.zeros(pool.size, np.int64)
+    for table, length in zip(tables, lengths, strict=True):
+        tiles = -(-int(length) // TILE_TOKENS)
+        for split in range(splits):
+            tile = split * tiles_of_chunk(tiles, least_chunk_tiles(None))
+            if tile >= tiles:
+                continue
+            block, slot = divmod(tile * TILE_TOKENS, variant.block_size)
+            at = table[block] * stride + offset + slot * variant.row_elements
+            expected[at : at + TILE_TOKENS * variant.row_elements] += variant.units
+    assert expected.any()
+    np.testing.assert_array_equal(fetched_of_the_pool(case, monkeypatch), expected)
+
+
+def fetched_of_the_pool(case: Case, monkeypatch) -> Array:
+    """Run a case; return how often each element of its pool was fetched before the wait."""
+    pool = case.arrays["pool"]
     fetched, fetch = np.zeros(pool.size, np.int64), CheckedArray.fetch
 
     def noted(array: CheckedArray, element, num_bytes) -> None:
@@ -266,7 +298,7 @@ def test_attention_has_the_first_tile_of_each_warp_fetched(variant, window, monk
 
     monkeypatch.setattr(CheckedArray, "fetch", noted)
     assert case.faults(simulate(case)) == []
-    np.testing.assert_array_equal(fetched, expected)
+    return fetched
 
 
 @pytest.mark.parametrize("variant", [GATED, MINIMA, ROPE, DECODE], ids=lambda one: one.name)
@@ -337,7 +369,7 @@ def test_text_is_fitted_to_what_the_device_has(variant):
     "variant",
     [
         *(GATED, DECODE, WIDE_DECODE, ROPE, CONVOLUTION, DELTA_RULE, GATED_CONVOLUTION),
-        *(MAMBA2_INPUTS, SELECTIVE_SCAN, ROW_NORM, LATENT_WRITE),
+        *(MAMBA2_INPUTS, SELECTIVE_SCAN, ROW_NORM, LATENT_WRITE, LATENT_DECODE),
         pytest.param(MINIMA, marks=pytest.mark.slow),
     ],
     ids=lambda one: one.name,
