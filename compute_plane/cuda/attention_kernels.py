@@ -67,13 +67,14 @@ class AttentionKernels:
         # By whether a layer has a window, of those that there are.
         group = spec.num_heads // spec.num_kv_heads
         shape = (dtype, spec.head_dim, group, block_size, kv_dtype)
-        windows = {spec.window_of(layer) for layer in range(spec.num_layers)}
-        kinds = sorted({window is not None for window in windows})
+        self._windows = {spec.window_of(layer) for layer in range(spec.num_layers)}
+        kinds = sorted({window is not None for window in self._windows})
         sinks = spec.has_sinks
         self._decode = {kind: DecodeVariant(*shape, kind, sinks) for kind in kinds}
         self._prefill = {kind: PrefillVariant(*shape, kind, sinks) for kind in kinds}
         # Asked for in each layer of a step that no graph holds; the same for both kinds.
         self._plan_decode = lru_cache(maxsize=64)(self._decode[kinds[0]].plan)
+        self._num_kv_heads = spec.num_kv_heads
         self._scale_log2e = LOG2_E / math.sqrt(spec.head_dim)
         # Attention leaves them as zeros, and a graph's launches have them for good.
         self._tickets = torch.zeros(
@@ -161,6 +162,15 @@ class AttentionKernels:
             *layer_strides(pool, layer),
             NO_WINDOW if own.window is None else own.window,
             out if own.sinks is None else own.sinks,
+        )
+
+    def most_partials(self, num_rows: int, longest: int) -> int:
+        """Return how many float32 `attention_decode` has for partial results, at most."""
+        place = self._launcher.num_multiprocessors
+        variant = next(iter(self._decode.values()))  # both kinds have the same plans
+        return max(
+            variant.most_partials(num_rows, self._num_kv_heads, longest, place, window)
+            for window in self._windows
         )
 
     def attention_prefill(

@@ -115,7 +115,7 @@ def build_on(
     spec, device = context.spec, driver.device
     kv_dtype = chosen_kv_dtype(context, plan.dtype)
     pool_dtype = KV_DTYPES[kv_dtype]
-    num_layers = num_device_layers(context, driver, plan, pool_dtype)
+    num_layers = num_device_layers(context, driver, plan, operations, pool_dtype)
     if num_layers < spec.num_layers:
         return build_with_host_layers(
             context,
@@ -131,7 +131,7 @@ def build_on(
     weights = plan.place(device, context.num_threads)
     log.info("weights", format=plan.weight_format, dtype=plan.dtype, num_bytes=weights.num_bytes)
     log_conversions(weights.conversions)
-    beside = bytes_beside_states(context, driver, plan, pool_dtype)
+    beside = bytes_beside_states(context, driver, plan, operations, pool_dtype)
     room = room_for_states(context, driver, beside)
     num_slots, num_states = (0, 0) if room is None else (room.num_slots, room.num_states)
     if room is not None:  # a row goes on from its slot's state

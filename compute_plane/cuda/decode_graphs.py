@@ -47,15 +47,19 @@ def batch_sizes(max_rows: int) -> list[int]:
     return sizes
 
 
-def bytes_of_graphs(spec: ModelSpec, sizes: Sequence[int], block_size: int) -> int:
+def bytes_of_graphs(
+    spec: ModelSpec, sizes: Sequence[int], block_size: int, scratch_bytes: int = 0
+) -> int:
     """Return what graphs of some numbers of rows take together, at most.
 
-    Each keeps its logits. They share their inputs, and the tensors of the layers, which are small
-    beside `SHARED_BYTES`, as is what the driver keeps of a graph.
+    Each keeps its logits. They share their inputs, the scratch memory of attention,
+    `scratch_bytes`, and the tensors of the layers, which are small beside `SHARED_BYTES`, as is
+    what the driver keeps of a graph.
     """
     width = -(-spec.context_length // block_size)
     inputs = bytes_of_inputs(max(sizes), width, has_states=spec.recurrence is not None)
-    return SHARED_BYTES + FLOAT_BYTES * spec.vocab_size * sum(sizes) + inputs
+    logits = FLOAT_BYTES * spec.vocab_size * sum(sizes)
+    return SHARED_BYTES + scratch_bytes + logits + inputs
 
 
 @dataclass(slots=True)

@@ -86,30 +86,34 @@ class DenseKernels:
         # A norm that adds what it has normalised before is a launch of its own, and so is one whose
         # weights 16 bits would not hold.
         self._can_normalise = not (spec.has_output_norms or spec.norms_begin_at_one)
-        self._products: dict[tuple[Writes, int, int], DenseMatmulVariant] = {}
+        # By what becomes of it, by outputs, by whether it normalises, and by columns.
+        self._products: dict[tuple[Writes, int, bool], dict[int, DenseMatmulVariant]] = {}
         if not is_dense or dtype not in DTYPES:
             return
-        for writes, num_outputs in _products_of(spec):
+        for writes, num_outputs, has_norm in _products_of(spec):
             weight_rows = 2 * num_outputs if writes == "gated" else num_outputs
-            can_normalise = self._can_normalise and writes != "added"
+            can_normalise = self._can_normalise and has_norm
             is_normed = can_normalise and normalises(dtype, weight_rows, spec.hidden_size)
             activation = spec.activation if writes == "gated" else SILU
             panel_rows = PANEL_ROWS
             if writes != "gated":
                 panel_rows = panel_rows_of(num_outputs, is_normed=is_normed)
-            for columns in COLUMNS:
-                self._products[writes, num_outputs, columns] = DenseMatmulVariant(
+            self._products[writes, num_outputs, is_normed] = {
+                columns: DenseMatmulVariant(
                     dtype, columns, writes, is_normed, panel_rows, activation=activation,
                     biased=writes == "added" and spec.has_all_biases,
-                )  # fmt: skip
+                )
+                for columns in COLUMNS
+            }  # fmt: skip
 
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
-        return list(dict.fromkeys(self._products.values()))
+        products = self._products.values()
+        return list(dict.fromkeys(one for of in products for one in of.values()))
 
     def normalises(self, weight: Tensor) -> bool:
-        """Whether products with a matrix [N, K] have their norm in them."""
+        """Whether products of hidden states with a matrix [N, K] have their norm in them."""
         return self._can_normalise and normalises(self._dtype, *weight.shape)
 
     def takes(self, num_rows: int, weight: Tensor) -> bool:
@@ -120,7 +124,8 @@ class DenseKernels:
     def matmul(self, out: Tensor, x: Tensor, weight: Tensor, around: Around) -> None:
         """Write x · Wᵀ with what is around it, as in `DeviceOperations`."""
         num_rows, num_outputs = out.shape
-        variant = self._products[around.writes, num_outputs, columns_of(num_rows)]
+        products = self._products[around.writes, num_outputs, around.norm is not None]
+        variant = products[columns_of(num_rows)]
         sizes = num_rows, num_outputs, weight.shape[1], variant.strand_bits(num_outputs)
         self._launcher.launch(
             variant,
@@ -136,19 +141,25 @@ class DenseKernels:
         )
 
 
-def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int]]:
-    """Yield what becomes of each product of a model, and its outputs."""
+def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int, bool]]:
+    """Yield what becomes of each product of a model, its outputs, and whether it has a norm.
+
+    That of hidden states: queries made of a latent of theirs are made of normalised rows.
+    """
     latents = spec.latents
     if latents is None:
-        yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, True
     else:
-        sizes = {latents.row_size, latents.query_rank, spec.num_heads * latents.head_size} - {0}
-        yield from (("rounded", size) for size in sorted(sizes))
+        queries = spec.num_heads * latents.head_size
+        yield "rounded", latents.row_size, True
+        yield "rounded", latents.query_rank or queries, True
+        if latents.query_rank:
+            yield "rounded", queries, False
     if spec.gates_attention:
-        yield "rounded", spec.query_size
+        yield "rounded", spec.query_size, True
     if spec.recurrence is not None:
-        yield "rounded", spec.recurrence.num_inputs
-    yield "rounded" if spec.has_output_norms else "added", spec.hidden_size
+        yield "rounded", spec.recurrence.num_inputs, True
+    yield "rounded" if spec.has_output_norms else "added", spec.hidden_size, False
     for size in sorted(spec.common_mlp_sizes):
-        yield "gated", size
-    yield "float32", spec.vocab_size
+        yield "gated", size, True
+    yield "float32", spec.vocab_size, True

@@ -9,7 +9,6 @@ import structlog
 import torch
 
 from compute_plane.cuda.block_pools import BlockPools, block_bytes
-from compute_plane.cuda.decode_graphs import batch_sizes, bytes_of_graphs
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import (
     DeviceBytes,
@@ -21,10 +20,11 @@ from compute_plane.cuda.host_layers_plan import (
 from compute_plane.cuda.largest_step import (
     StepSizes,
     bytes_of_histories,
+    bytes_of_scratch,
     bytes_of_tables,
     run_largest_step,
 )
-from compute_plane.cuda.pool_size import GRAPH_SHARE, STATES_COUNTED
+from compute_plane.cuda.pool_size import GRAPH_SHARE, STATES_COUNTED, bytes_of_ladder
 from compute_plane.cuda.state_pool import state_bytes
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.errors import DeviceUnavailableError
@@ -47,7 +47,11 @@ log = structlog.get_logger()
 
 
 def num_device_layers(
-    context: ExecutorContext, driver: Driver, weights: WeightPlan, pool_dtype: torch.dtype
+    context: ExecutorContext,
+    driver: Driver,
+    weights: WeightPlan,
+    operations: DeviceOperations,
+    pool_dtype: torch.dtype,
 ) -> int:
     """Return how many layers of the model run on the device: all without a limit.
 
@@ -59,16 +63,21 @@ def num_device_layers(
     if limit is None:
         return num_layers
     least = _least_blocks(context)
-    if _needs(context, driver, weights, pool_dtype, least, STATES_COUNTED).whole <= limit:
+    what = context, driver, weights, operations, pool_dtype
+    if _needs(*what, least, STATES_COUNTED).whole <= limit:
         return num_layers
     room = room_within_the_limit(context, driver)
     num_states = 1 if room is None else room.num_states
-    needs = _needs(context, driver, weights, pool_dtype, context.num_blocks, num_states)
+    needs = _needs(*what, context.num_blocks, num_states)
     return min(layers_within(needs, limit), num_layers - 1)
 
 
 def bytes_beside_states(
-    context: ExecutorContext, driver: Driver, weights: WeightPlan, pool_dtype: torch.dtype
+    context: ExecutorContext,
+    driver: Driver,
+    weights: WeightPlan,
+    operations: DeviceOperations,
+    pool_dtype: torch.dtype,
 ) -> int:
     """Return what states leave within the limit for a step and the blocks there must be.
 
@@ -76,7 +85,8 @@ def bytes_beside_states(
     """
     if context.gpu_memory_limit is None or context.spec.recurrence is None:
         return 0
-    needs = _needs(context, driver, weights, pool_dtype, _least_blocks(context), num_states=0)
+    num_blocks = _least_blocks(context)
+    needs = _needs(context, driver, weights, operations, pool_dtype, num_blocks, num_states=0)
     return needs.whole - weights.num_bytes
 
 
@@ -107,6 +117,7 @@ def _needs(
     context: ExecutorContext,
     driver: Driver,
     weights: WeightPlan,
+    operations: DeviceOperations,
     pool_dtype: torch.dtype,
     num_blocks: int,
     num_states: int = 1,
@@ -117,7 +128,7 @@ def _needs(
     sizes, graph_bytes = StepSizes.of(context), 0
     if context.uses_graphs and driver.has_graphs:
         graph_bytes = min(
-            bytes_of_graphs(spec, batch_sizes(context.max_rows), block_size),
+            bytes_of_ladder(context, operations),
             int(pool_bytes * GRAPH_SHARE / (1 - GRAPH_SHARE)),  # `pool_size` gives no more
         )
     return device_bytes(
@@ -127,7 +138,7 @@ def _needs(
         pool_bytes=pool_bytes,
         max_tokens=context.max_tokens,
         num_states=num_states,
-        table_bytes=bytes_of_tables(spec, sizes),
+        more_bytes=bytes_of_tables(spec, sizes) + bytes_of_scratch(spec, sizes, operations),
         whole_bytes=bytes_of_histories(spec, sizes) + graph_bytes,
     )
 

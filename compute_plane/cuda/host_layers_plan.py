@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 GIB: Final = 1 << 30
 FLOAT_BYTES: Final = 4
 RESERVED_BYTES: Final = 128 << 20
-"""Set aside for what is small or not ours to size: inputs of a step, scratch memory of attention,
-workspaces of the matrix library."""
+"""Set aside for what is small or not ours to size: inputs of a step, workspaces of the matrix
+library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,15 @@ def device_bytes(
     pool_bytes: int,
     max_tokens: int,
     num_states: int = 1,
-    table_bytes: int = 0,
+    more_bytes: int = 0,
     whole_bytes: int = 0,
 ) -> DeviceBytes:
     """Return what a model takes whose steps have a dtype of `item_bytes`.
 
     `pool_bytes`: of the KV pool of all layers that attend, which have equal parts of it.
-    `num_states`: of those that have states. `table_bytes`: of the block tables of a step.
-    `whole_bytes`: of what only whole models have, penalties' histories and decode graphs.
+    `num_states`: of those that have states. `more_bytes`: of what a step takes whatever its tokens,
+    block tables and scratch memory of attention. `whole_bytes`: of what only whole models have,
+    penalties' histories and decode graphs.
     """
     of_layer = pool_bytes // len(spec.attending_layers())
     of_states = 0
@@ -104,7 +105,7 @@ def device_bytes(
         head += weights.lm_head.num_bytes
     # A sample's adjusted logits are a copy of a row; kernels take eight bytes for each beside.
     logits = 4 * FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size
-    working = working_bytes(spec, item_bytes, max_tokens) + table_bytes
+    working = working_bytes(spec, item_bytes, max_tokens) + more_bytes
     return DeviceBytes(
         first=weights.embedding.num_bytes + working,
         layers=tuple(

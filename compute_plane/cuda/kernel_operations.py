@@ -145,6 +145,10 @@ class KernelOperations:
         """Query tokens of a prefill tile."""
         return self._attention.tile_tokens
 
+    def decode_scratch_bytes(self, num_rows: int, longest: int) -> int:
+        """Count the partial results of rows that are split."""
+        return WORD_BYTES * self._attention.most_partials(num_rows, longest)
+
     # --- the layers ---
 
     def embedding(self, out: Tensor, table: Matrix, token_ids: Tensor) -> None:

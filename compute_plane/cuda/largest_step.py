@@ -2,9 +2,11 @@
 
 It has as many tokens as a batch may have and as many logits as exist at once, all of them adjusted,
 sampled and listed with log-probabilities, as many embeddings as a batch may ask for, room for
-results of every token, and room for the longest inputs: histories and block tables. Its tokens have
-no place in a pool: keys and values are written nowhere and read from one block of zeros. All of
-them go through one state as if they were one row. What torch holds afterwards is what steps need.
+results of every token, and room for the longest inputs: histories and block tables. Its tokens are
+of prompts, and beside its layers lies the scratch memory that attention of other steps takes. They
+have no place in a pool: keys and values are written nowhere and read from one block of zeros. All
+of them go through one state as if they were one row. What torch holds afterwards is what steps
+need.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from compute_plane.cuda.batch_layout import StepTensors
     from compute_plane.cuda.drivers import Driver
+    from compute_plane.cuda.layer_products import Hidden
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.sampling_columns import SamplingPlan
     from compute_plane.cuda.weights import DeviceWeights
@@ -116,6 +119,8 @@ def run_largest_step(
     ring = StagingRing(driver, 1, device_bytes=inputs_of.num_bytes + more_bytes)
     with driver.computing():
         inputs = ring.upload(ring.take(), inputs_of, columns)
+        step = _with_one_long_row(layout.tensors(inputs))
+        scratch_bytes = bytes_of_scratch(spec, sizes, operations)
         if has_head:
             of_all_tokens = _plan(with_prompt_logprobs(batch), layout, spec.vocab_size)
             num_embeddings = min(sizes.max_rows, max_embeddings(spec.hidden_size))
@@ -130,14 +135,22 @@ def run_largest_step(
             )
             buffers = [driver.device_buffer(most_of.num_bytes) for _ in range(MAX_STEPS_UNDER_WAY)]
             results = results_of.tensors(buffers[0])
-            hidden = model.run(_with_one_long_row(layout.tensors(inputs)))
+            hidden = _run_layers(model, step, driver, scratch_bytes)
             for group in plan.groups:
                 logits = model.logits(hidden, inputs["out_tokens"][group.out_tokens])
                 run_group(group, logits, inputs, results, operations)
             run_embeddings(model, hidden, inputs, results)
         else:
-            rows_for_the_host(model.run(_with_one_long_row(layout.tensors(inputs))))
+            rows_for_the_host(_run_layers(model, step, driver, scratch_bytes))
     driver.synchronize()
+
+
+def _run_layers(model: LlamaModel, step: StepTensors, driver: Driver, scratch_bytes: int) -> Hidden:
+    """Run them beside so much scratch memory, which is given back; return what comes out."""
+    scratch = driver.device_buffer(scratch_bytes)
+    hidden = model.run(step)
+    del scratch
+    return hidden
 
 
 def one_long_row(rows: Array, num_tokens: int) -> dict[str, Array]:
@@ -165,6 +178,12 @@ def bytes_of_tables(spec: ModelSpec, sizes: StepSizes) -> int:
 def bytes_of_histories(spec: ModelSpec, sizes: StepSizes) -> int:
     """Return what the histories of penalties take, at most, with room to grow."""
     return min(INT_BYTES * sizes.max_rows * (spec.context_length + ROOM), MOST_HISTORY_BYTES)
+
+
+def bytes_of_scratch(spec: ModelSpec, sizes: StepSizes, operations: DeviceOperations) -> int:
+    """Return the scratch memory of attention in a step in which all rows decode, at most."""
+    num_rows = min(sizes.max_rows, sizes.max_tokens)
+    return operations.decode_scratch_bytes(num_rows, spec.context_length)
 
 
 def _plan(batch: ExecutionBatch, layout: BatchLayout, vocab_size: int) -> SamplingPlan:

@@ -142,6 +142,10 @@ class LatentKernels:
             *_layer_of(pool, layer),
         )
 
+    def most_partials(self, num_rows: int, longest: int) -> int:
+        """Return how many float32 `attention_decode` has for partial results, at most."""
+        return self._decode.most_partials(num_rows, longest, self._launcher.num_multiprocessors)
+
     def attention_prefill(
         self,
         out: Tensor,

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.latent_operations import LatentNorm
-from compute_plane.cuda.matrices import project
 
 if TYPE_CHECKING:
     from compute_plane.cuda.batch_layout import StepTensors
@@ -71,9 +70,8 @@ class LatentMixer:
             return products.both_normed(hidden, norm, weights.queries, weights.latents)
         first, inputs = products.both_normed(hidden, norm, weights.first_queries, weights.latents)
         normed = torch.empty_like(first)
-        operations = products.operations
-        operations.latents.norm_queries(normed, first, weights.query_norm, self._eps)
-        return project(normed, weights.queries, operations, normed.dtype), inputs
+        products.operations.latents.norm_queries(normed, first, weights.query_norm, self._eps)
+        return products.product(normed, weights.queries), inputs
 
     def _attended(self, queries: Tensor, step: StepTensors) -> Tensor:
         """Attend; [T, H, R]."""

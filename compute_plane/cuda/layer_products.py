@@ -5,6 +5,7 @@ gate are one where gate and up are one quantised matrix, too:
 
     rows                 one launch                  otherwise
     normed   (qkv)       norm · Wᵀ                   add and norm, product
+    product  (latents')  x · Wᵀ                      product
     gated    (gate, up)  norm · Wᵀ, gate             add and norm, product, gate
     add      (o, down)   residual += x · Wᵀ          product, perhaps in parts; what it gave is
                                                      added by the next norm
@@ -104,6 +105,13 @@ class LayerProducts:
         """Return the normalised rows times a projection, [T, N]. `norm`: [E]; None: as they are."""
         return self._normed(hidden, norm, projection, "rounded")
 
+    def product(self, x: Tensor, projection: Projection) -> Tensor:
+        """Return rows x [T, K], which no part of the stream is, times a projection, [T, N]."""
+        weight = self._taken(len(x), projection)
+        if weight is None:
+            return project(x, projection, self.operations, x.dtype)
+        return self._of_few(x, weight)
+
     def both_normed(
         self, hidden: Hidden, norm: Tensor | None, one: Projection, other: Projection
     ) -> tuple[Tensor, Tensor]:
@@ -169,9 +177,7 @@ class LayerProducts:
         if weight is not None:
             # Of a model whose sublayers' outputs are normalised, and none of those has this bias.
             assert bias is None
-            out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
-            self.operations.dense_matmul(out, x, weight, Around())
-            return out
+            return self._of_few(x, weight)
         product = self._of_library(len(x), projection, is_added=True)
         if product is not None and product.num_parts > 1:
             parts = product_in_parts(x, product.weight, product.num_parts)
@@ -179,6 +185,12 @@ class LayerProducts:
                 parts[0] += bias
             return parts
         return project(x, projection, self.operations, x.dtype, bias)
+
+    def _of_few(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return few rows times a matrix, [T, N], with nothing around it."""
+        out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
+        self.operations.dense_matmul(out, x, weight, Around())
+        return out
 
     def _normed(
         self,

@@ -193,6 +193,13 @@ class DeviceOperations(Protocol):
         """
         ...
 
+    def decode_scratch_bytes(self, num_rows: int, longest: int) -> int:
+        """Return how much scratch memory the model's decode attention takes, at most.
+
+        Of up to so many rows, none of which is longer than `longest`.
+        """
+        ...
+
     def attention_prefill(
         self,
         out: Tensor,

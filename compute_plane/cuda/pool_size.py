@@ -78,7 +78,7 @@ def size_pools(
         0, context.swap_bytes, bytes_of_block, available_memory_bytes()
     )
     _run_largest_step(context, driver, weights, operations, pool_dtype)
-    budget = pool_budget(context, driver, weights.num_bytes, bytes_of_states)
+    budget = pool_budget(context, driver, operations, weights.num_bytes, bytes_of_states)
     num_blocks = choose_num_blocks(context.block_demand, budget, bytes_of_block)
     return PoolSizes(num_blocks, num_host_blocks, budget.aside_bytes - bytes_of_states)
 
@@ -109,7 +109,11 @@ def room_for_states(
 
 
 def pool_budget(
-    context: ExecutorContext, driver: Driver, weights_bytes: int, bytes_of_states: int = 0
+    context: ExecutorContext,
+    driver: Driver,
+    operations: DeviceOperations,
+    weights_bytes: int,
+    bytes_of_states: int = 0,
 ) -> PoolBudget:
     """Return what the pool may take, once the largest step was run.
 
@@ -120,8 +124,8 @@ def pool_budget(
     limit, used = int(share * total), total - free
     aside = 0
     if context.uses_graphs and driver.has_graphs:
-        needed = bytes_of_graphs(context.spec, batch_sizes(context.max_rows), context.block_size)
-        aside = min(needed, max(0, int(GRAPH_SHARE * (limit - used - bytes_of_states))))
+        most = max(0, int(GRAPH_SHARE * (limit - used - bytes_of_states)))
+        aside = min(bytes_of_ladder(context, operations), most)
     words = (
         f"of {total // MIB} MiB a share of {share:g} may be taken (--gpu-memory-utilization), "
         f"{used // MIB} MiB are taken once a step of {context.max_tokens} tokens was run "
@@ -133,6 +137,13 @@ def pool_budget(
     return PoolBudget(
         limit_bytes=limit, used_bytes=used, aside_bytes=aside + bytes_of_states, words=words
     )
+
+
+def bytes_of_ladder(context: ExecutorContext, operations: DeviceOperations) -> int:
+    """Return what the decode graphs of a plane take together, at most."""
+    spec, sizes = context.spec, batch_sizes(context.max_rows)
+    scratch_bytes = operations.decode_scratch_bytes(sizes[-1], spec.context_length)
+    return bytes_of_graphs(spec, sizes, context.block_size, scratch_bytes)
 
 
 def _share(context: ExecutorContext) -> float:

@@ -203,6 +203,10 @@ class ReferenceOperations(ReferenceLogits):
         queries = Queries(rows, rows, lengths[rows] - 1, own.window)
         attend(out, query, pool, layer, block_tables.numpy(), queries, own.sinks)
 
+    def decode_scratch_bytes(self, num_rows: int, longest: int) -> int:  # noqa: ARG002 - none
+        """There is none."""
+        return 0
+
     def attention_prefill(
         self,
         out: Tensor,

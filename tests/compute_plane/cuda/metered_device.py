@@ -15,6 +15,9 @@ from torch.utils._pytree import tree_leaves
 from compute_plane.cuda.drivers import CpuDriver, Event, Graph
 from compute_plane.cuda.reference_operations import ReferenceOperations
 
+WHOLE_TOKENS = 2
+"""Of rows that are not split: as long as those of the largest step that have one token each."""
+
 
 class MemoryMeter(TorchFunctionMode):
     """Counts the bytes of all tensors that are made while it is on.
@@ -120,11 +123,19 @@ class MeteredDriver(CpuDriver):
 
 
 class MeteredOperations:
-    """Reference operations, of whose memory only the scratch of the sampling kernel counts."""
+    """Reference operations, of whose memory only the scratch of two kernels counts.
 
-    def __init__(self, driver: MeteredDriver) -> None:
+    Of sampling, and of decode attention, which takes `decode_scratch` bytes where rows are longer
+    than `WHOLE_TOKENS`.
+    """
+
+    def __init__(self, driver: MeteredDriver, decode_scratch: int = 0) -> None:
         self._driver = driver
+        self._decode_scratch = decode_scratch
         self._reference = ReferenceOperations()
+
+    def decode_scratch_bytes(self, *_: object) -> int:
+        return self._decode_scratch
 
     def num_product_parts(self, *_: object) -> int:
         return 1
@@ -139,6 +150,8 @@ class MeteredOperations:
             if name == "sample":
                 out, _, logits, _ = arguments
                 scratch = torch.empty((len(out), logits.shape[1]), dtype=torch.int64)
+            elif name == "attention_decode" and arguments[6] > WHOLE_TOKENS:
+                scratch = torch.empty(self._decode_scratch, dtype=torch.uint8)
             with self._driver.meter.paused():
                 found(*arguments, **named)
             del scratch

@@ -293,6 +293,9 @@ class WatchedOperations:
     def num_product_parts(self, *_: object) -> int:
         return 1
 
+    def decode_scratch_bytes(self, *_: object) -> int:
+        return 64
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._reference, name)
         if not callable(found):

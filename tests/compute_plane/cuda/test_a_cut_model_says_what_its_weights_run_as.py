@@ -35,9 +35,10 @@ def cut_in_two(formats: dict[str, str], dtype: str = "auto") -> BuiltExecutor:
     model = tiny_model(SPEC, {part: TensorFormat[label] for part, label in formats.items()})
     here = context(spec=SPEC, model=model, dtype=dtype)
     plan, driver = build.planned_weights(here, model, torch.device("cpu")), CpuDriver()
-    whole = _needs(here, driver, plan, DTYPES[plan.dtype], NUM_BLOCKS).whole
+    operations = ReferenceOperations()
+    whole = _needs(here, driver, plan, operations, DTYPES[plan.dtype], NUM_BLOCKS).whole
     limited = replace(here, gpu_memory_limit=whole - 1)
-    made = build.build_on(limited, model, plan, driver, ReferenceOperations())
+    made = build.build_on(limited, model, plan, driver, operations)
     assert isinstance(made.executor, HostLayersExecutor)
     made.executor.close()
     return made

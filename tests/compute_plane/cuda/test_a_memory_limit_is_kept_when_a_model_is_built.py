@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def needs(num_blocks: int = NUM_BLOCKS, pool_dtype: torch.dtype = torch.float32)
         item_bytes=4,
         pool_bytes=num_blocks * block_bytes(SPEC, pool_dtype, BLOCK_SIZE),
         max_tokens=MAX_TOKENS,
-        table_bytes=bytes_of_tables(SPEC, StepSizes.of(context())),
+        more_bytes=bytes_of_tables(SPEC, StepSizes.of(context())),
         whole_bytes=bytes_of_histories(SPEC, StepSizes.of(context())),
     )
 
@@ -165,7 +166,9 @@ def test_graphs_are_counted_as_what_they_may_take_beside_the_pool() -> None:
         here = context(uses_graphs=uses_graphs)
         plan = build.planned_weights(here, MODEL, torch.device("cpu"))
         driver = RecordingDriver()
-        needs = host_layers_build._needs(here, driver, plan, torch.float32, NUM_BLOCKS)
+        needs = host_layers_build._needs(
+            here, driver, plan, ReferenceOperations(), torch.float32, NUM_BLOCKS
+        )
         counted.append(needs.whole)
     graph_bytes = counted[1] - counted[0]
     pool_bytes = NUM_BLOCKS * block_bytes(SPEC, torch.float32, BLOCK_SIZE)
@@ -211,18 +214,26 @@ def test_a_step_that_takes_more_than_was_counted_is_found_at_the_start(
     assert info.value.field == "gpu_memory_limit"
 
 
+@pytest.mark.parametrize("decode_scratch", [0, 64 << 20])
 @pytest.mark.parametrize("fits_whole", [False, True])
 def test_what_is_counted_is_enough_for_the_largest_step(
-    monkeypatch: pytest.MonkeyPatch, fits_whole: bool
+    monkeypatch: pytest.MonkeyPatch, fits_whole: bool, decode_scratch: int
 ) -> None:
-    """On a device that counts its tensors, with a head and a context that are not small."""
+    """On a device that counts its tensors, with a head and a context that are not small.
+
+    Scratch memory of attention is larger than what only whole models have.
+    """
     small = 64 << 10
     monkeypatch.setattr(host_layers_plan, "RESERVED_BYTES", small)
     spec = replace(SPEC, vocab_size=3000, context_length=20_000)
     model = tiny_model(spec)
     here = context(spec=spec, model=model, max_tokens=400, max_rows=64, uses_graphs=False)
     weights = build.planned_weights(here, model, torch.device("cpu"))
-    counted = host_layers_build._needs(here, MeteredDriver(0), weights, torch.float32, NUM_BLOCKS)
+    operations: Any = MeteredOperations(MeteredDriver(0), decode_scratch)
+    counted = host_layers_build._needs(
+        here, MeteredDriver(0), weights, operations, torch.float32, NUM_BLOCKS
+    )
+    assert decode_scratch == 0 or decode_scratch > 2 * counted.last
     limit = counted.whole - (not fits_whole)
     driver = MeteredDriver(limit)
     place = WeightPlan.place
@@ -235,7 +246,7 @@ def test_what_is_counted_is_enough_for_the_largest_step(
     with driver.meter:
         made = build.build_on(
             replace(here, gpu_memory_limit=limit), model, weights, driver,
-            MeteredOperations(driver),  # type: ignore[arg-type]
+            MeteredOperations(driver, decode_scratch),  # type: ignore[arg-type]
         )  # fmt: skip
     assert (num_device_layers(made) == spec.num_layers) == fits_whole
     if isinstance(made.executor, HostLayersExecutor):
@@ -335,7 +346,7 @@ def test_the_embedded_model_gives_the_recorded_tokens_with_its_last_layers_on_th
         item_bytes=4,
         pool_bytes=pool_bytes,
         max_tokens=256,
-        table_bytes=bytes_of_tables(model.spec, StepSizes.of(context(block_size=16))),
+        more_bytes=bytes_of_tables(model.spec, StepSizes.of(context(block_size=16))),
     )
     limit = counted.first + sum(counted.layers[:20])
     here = context(spec=model.spec, model=model, num_threads=2, gpu_memory_limit=limit, **sizes)

@@ -157,7 +157,7 @@ def limit_of(spec: ModelSpec, num_layers: int, num_states: int) -> int:
         pool_bytes=NUM_BLOCKS * block_bytes(spec, torch.float32, BLOCK_SIZE),
         max_tokens=MAX_TOKENS,
         num_states=num_states,
-        table_bytes=bytes_of_tables(spec, sizes),
+        more_bytes=bytes_of_tables(spec, sizes),
         whole_bytes=bytes_of_histories(spec, sizes),
     )
     if num_layers == spec.num_layers:

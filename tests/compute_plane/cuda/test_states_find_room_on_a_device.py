@@ -113,7 +113,7 @@ def test_an_error_about_blocks_says_what_states_take(tmp_path: Path) -> None:
 def test_a_budget_sets_states_aside(tmp_path: Path) -> None:
     driver = MeteredDriver(DEVICE_BYTES, foreign_bytes=MIB)
     wants = context(tmp_path, gpu_memory_utilization=0.5)
-    budget = pool_size.pool_budget(wants, driver, 0, bytes_of_states=MIB)
+    budget = pool_size.pool_budget(wants, driver, ReferenceOperations(), 0, bytes_of_states=MIB)
     assert budget.aside_bytes == MIB + (DEVICE_BYTES // 2 - 2 * MIB) // 10
 
 

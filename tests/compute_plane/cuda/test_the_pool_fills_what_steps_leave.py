@@ -52,12 +52,15 @@ def context(tmp_path: Path, **changes: object) -> ExecutorContext:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def built_on(driver: MeteredDriver, wants: ExecutorContext) -> BuiltExecutor:
+def built_on(
+    driver: MeteredDriver, wants: ExecutorContext, decode_scratch: int = 0
+) -> BuiltExecutor:
     """Return the executor on a device, its memory counted from the first tensor on."""
     assert wants.model is not None
     plan = planned_weights(wants, wants.model, driver.device)
     with driver.meter:
-        return build_on(wants, wants.model, plan, driver, MeteredOperations(driver))
+        operations = MeteredOperations(driver, decode_scratch)
+        return build_on(wants, wants.model, plan, driver, operations)
 
 
 def prompts(driver: BatchDriver, num_tokens: int) -> object:
@@ -143,6 +146,42 @@ def test_a_filled_device_holds_more_rows_than_there_are_logits_and_one_row_as_lo
         for step in under_way:
             step.answer()
     assert driver.meter.peak <= DEVICE_BYTES
+
+
+@pytest.mark.parametrize("uses_graphs", [False, True])
+def test_a_device_that_is_filled_holds_what_decode_attention_takes_beside(
+    tmp_path: Path, uses_graphs: bool
+) -> None:
+    """More than the largest step's logits, which are not there meanwhile."""
+    driver, scratch = MeteredDriver(DEVICE_BYTES), DEVICE_BYTES // 3
+    wants = context(tmp_path, gpu_memory_utilization=1.0, uses_graphs=uses_graphs, max_slots=4096)
+    built = built_on(driver, wants, scratch)
+    assert built.num_blocks is not None
+    plain = built_on(MeteredDriver(DEVICE_BYTES), wants)
+    assert plain.num_blocks is not None
+    assert (plain.num_blocks - built.num_blocks) * BLOCK_BYTES >= scratch // 2
+    with driver.meter:
+        sequences = BatchDriver(built.executor, num_blocks=built.num_blocks, block_size=BLOCK_SIZE)
+        sequences.generate([DrivenSequence(list(range(1, 9))) for _ in range(3)], 3)
+    assert DEVICE_BYTES - scratch < driver.meter.peak <= DEVICE_BYTES
+
+
+def test_graphs_are_given_room_for_the_scratch_memory_of_attention(tmp_path: Path) -> None:
+    """Up to their share; with as many rows as the largest graph has, of the longest context."""
+    asked: list[tuple[int, int]] = []
+
+    class Scratch(ReferenceOperations):
+        def decode_scratch_bytes(self, num_rows: int, longest: int) -> int:
+            asked.append((num_rows, longest))
+            return 5 * MIB
+
+    driver, wants = MeteredDriver(1 << 40), context(tmp_path, max_rows=3)
+    plain, more = (
+        pool_size.pool_budget(wants, driver, operations, 0).aside_bytes
+        for operations in (ReferenceOperations(), Scratch())
+    )
+    assert more - plain == 5 * MIB
+    assert asked == [(4, SPEC.context_length)]
 
 
 def largest_bytes(
@@ -309,13 +348,14 @@ def test_a_step_that_finds_no_room_is_refused_by_its_tokens(tmp_path: Path) -> N
 def test_a_limit_stands_for_the_share_and_a_pool_must_fit_below_it(tmp_path: Path) -> None:
     driver = MeteredDriver(DEVICE_BYTES)
     wants = context(tmp_path, fills_memory=False, gpu_memory_limit=DEVICE_BYTES, num_blocks=7)
-    budget = pool_size.pool_budget(wants, driver, 0)
+    budget = pool_size.pool_budget(wants, driver, ReferenceOperations(), 0)
     assert (budget.limit_bytes, budget.used_bytes) == (DEVICE_BYTES, 0)
 
 
 def test_graphs_may_take_a_tenth_of_what_is_left(tmp_path: Path) -> None:
     driver = MeteredDriver(DEVICE_BYTES, foreign_bytes=MIB)
-    budget = pool_size.pool_budget(context(tmp_path, gpu_memory_utilization=0.5), driver, 0)
+    wants = context(tmp_path, gpu_memory_utilization=0.5)
+    budget = pool_size.pool_budget(wants, driver, ReferenceOperations(), 0)
     assert budget.aside_bytes == (DEVICE_BYTES // 2 - MIB) // 10
 
 
