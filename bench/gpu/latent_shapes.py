@@ -21,29 +21,16 @@ from kernels.cuda.variant import Variant
 Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
 
 
-@dataclass(frozen=True, slots=True)
-class LatentDecodeShape:
-    """`rows` sequences of `context` tokens. `least_fraction`: of the copy, what it should reach."""
+class _LatentShape:
+    """What both kinds have."""
 
-    rows: int
-    context: int
-    variant: LatentDecodeVariant
-    least_fraction: float | None = None
+    __slots__ = ()
 
+    variant: LatentAttentionVariant
     num_kv_heads: ClassVar[int] = 1  # one row of a token is the keys of all heads
     window: ClassVar[int | None] = None
     has_rivals: ClassVar[bool] = False
     scale: ClassVar[float] = SCALE
-
-    @property
-    def name(self) -> str:
-        """Rows × context and the kernel."""
-        return f"{self.rows} × {self.context}, {self.variant.name}"
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """The kernels it may take."""
-        return (self.variant,)
 
     @property
     def num_heads(self) -> int:
@@ -59,6 +46,31 @@ class LatentDecodeShape:
     def out_elements(self) -> int:
         """Of a head of the output."""
         return self.variant.rank
+
+    def keys_and_values(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [1, tokens, R + P] and [1, tokens, R] of a row's blocks in a layer."""
+        rows = blocks.flatten(0, 1)[None]
+        return rows, rows[:, :, : self.variant.rank]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentDecodeShape(_LatentShape):
+    """`rows` sequences of `context` tokens. `least_fraction`: of the copy, what it should reach."""
+
+    rows: int
+    context: int
+    variant: LatentDecodeVariant
+    least_fraction: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Rows × context and the kernel."""
+        return f"{self.rows} × {self.context}, {self.variant.name}"
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The kernels it may take."""
+        return (self.variant,)
 
     @property
     def token_elements(self) -> int:
@@ -73,10 +85,6 @@ class LatentDecodeShape:
         """Return the kernel's last arguments: where a layer lies."""
         return _way_to_layer(pool_shape, layer)
 
-    def keys_and_values(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [1, tokens, R + P] and [1, tokens, R] of a row's blocks in a layer."""
-        return _keys_and_values(self.variant, blocks)
-
     def plan(self, num_multiprocessors: int) -> DecodePlan:
         """Return how it is launched on a device."""
         return self.variant.plan(self.rows, self.context, num_multiprocessors)
@@ -87,7 +95,7 @@ class LatentDecodeShape:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentPrefillShape:
+class LatentPrefillShape(_LatentShape):
     """`rows` sequences of `query_len` query tokens behind `context` cached ones.
 
     `least_tflop_per_s`: what it should reach.
@@ -99,30 +107,11 @@ class LatentPrefillShape:
     variant: LatentPrefillVariant
     least_tflop_per_s: float | None = None
 
-    num_kv_heads: ClassVar[int] = 1
-    has_rivals: ClassVar[bool] = False
-    scale: ClassVar[float] = SCALE
-
     @property
     def name(self) -> str:
         """Rows × query tokens, what is cached, and the kernel."""
         cached = f" behind {self.context}" if self.context else ""
         return f"{self.rows} × {self.query_len}{cached}, {self.variant.name}"
-
-    @property
-    def num_heads(self) -> int:
-        """Query heads."""
-        return self.variant.num_heads
-
-    @property
-    def query_elements(self) -> int:
-        """Of a head of a query."""
-        return self.variant.row_elements
-
-    @property
-    def out_elements(self) -> int:
-        """Of a head of the output."""
-        return self.variant.rank
 
     @property
     def seq_len(self) -> int:
@@ -144,10 +133,6 @@ class LatentPrefillShape:
         """Return the kernel's last arguments: where the layer lies."""
         return _way_to_layer(pool_shape, 0)
 
-    def keys_and_values(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [1, tokens, R + P] and [1, tokens, R] of a row's blocks."""
-        return _keys_and_values(self.variant, blocks)
-
     def grid(self, num_tiles: int) -> tuple[int, int, int]:
         """Return the launch grid of a tile list."""
         return self.variant.grid(num_tiles)
@@ -164,11 +149,6 @@ def _way_to_layer(pool_shape: Sequence[int], layer: int) -> tuple[int, int]:
     _, layers, *of_layer = pool_shape
     elements = of_layer[0] * of_layer[1]
     return layers * elements, layer * elements
-
-
-def _keys_and_values(variant: LatentAttentionVariant, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    rows = blocks.flatten(0, 1)[None]
-    return rows, rows[:, :, : variant.rank]
 
 
 # DeepSeek V2 Lite and V3.

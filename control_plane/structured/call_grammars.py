@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.structured.harmony_grammar import harmony_rules
 from control_plane.structured.lark import lark_text, without
-from control_plane.structured.parameter_grammars import FORMS, rules_of_calls
+from control_plane.structured.parameter_forms import FORMS
+from control_plane.structured.parameter_grammars import rules_of_calls
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.section_readers import (
     ARGUMENTS,

@@ -11,7 +11,8 @@ from control_plane.core.structured_outputs import MAX_REGEX_CHARACTERS, Structur
 from control_plane.core.tool_calls import CallableTool, ToolCalls
 from control_plane.structured.call_grammars import grammar_of_answer
 from control_plane.structured.lark import lark_text
-from control_plane.structured.parameter_grammars import FORMS, OPTIONS, texts_of_call
+from control_plane.structured.parameter_forms import FORMS
+from control_plane.structured.parameter_grammars import OPTIONS, texts_of_call
 
 WHITESPACE: Final = r"[ \n\r\t]{1,16}"
 """Between the parts of JSON: enough to indent, and no end of it for a model that goes astray."""

@@ -7,22 +7,13 @@ own schema. Parameters come in the order in which the schema has them.
 from __future__ import annotations
 
 import json
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
 from control_plane.core.tool_calls import CallableTool
-from control_plane.structured.lark import lark_regex, lark_text, without
+from control_plane.structured.parameter_forms import PARAMETER_NAME, ParameterForm
 from control_plane.structured.text_values import ANY_TEXT, TextValues
-from control_plane.text.answers.glm_reader import (
-    END_OF_KEY,
-    END_OF_VALUE,
-    KEY,
-    VALUE,
-    GlmReader,
-)
 from control_plane.text.answers.parameter_kinds import (
     NULL,
     TEXT,
@@ -30,16 +21,10 @@ from control_plane.text.answers.parameter_kinds import (
     parameters_of,
     pointed_to,
 )
-from control_plane.text.answers.parameter_reader import (
-    MAX_PARAMETER_NAME_CHARACTERS,
-    ParameterReader,
-)
-from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader, SeedOssReader
+from control_plane.text.answers.parameter_reader import MAX_PARAMETER_NAME_CHARACTERS
 
 OPTIONS: Final = "x-guidance"
 """Under this name a schema tells the library how to compile it."""
-
-_NAME: Final = re.compile(rf"[^<>\r\n]{{1,{MAX_PARAMETER_NAME_CHARACTERS}}}")
 
 _NOT_AT_THE_ROOT: Final = (
     *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "enum", "const"),
@@ -53,158 +38,6 @@ _QUOTED: Final = ("number", "boolean", "null", "object", "array")
 """All that may be written but texts, as JSON has it."""
 
 _ROOT: Final = "the-root"
-
-_MAYBE_LINE: Final = '"\\n"?'
-
-# A mark that closes the value may be right behind the newline in front of it, too. All in one: with
-# an expression for each of the two, to see that nothing can follow took the library's fuel.
-_QWEN: Final = Qwen3CoderReader.VALUE_MARKS
-_ENDS: Final = "|".join(map(re.escape, _QWEN.on_own_line or ()))
-_READ_WHOLE: Final = f"& ~{lark_regex(f'(?:{re.escape(_QWEN.closing)}|(?s:.*)(?:{_ENDS}))(?s:.*)')}"
-
-
-class ParameterForm(ABC):
-    """How a format writes a call. Methods return expressions in Lark's notation.
-
-    `mark`: spells a mark. `NAME`: of functions, `NOT_IN_NAMES` says it. `BEFORE_NAME`: what stands
-    between the mark that begins a call and the name, `BEFORE_CLOSING`: in front of the one that
-    closes it; `BARE`: what may begin one in a text, without that mark.
-    """
-
-    READER: ClassVar[type[ParameterReader]]
-    BEFORE_NAME: ClassVar[str] = ""
-    BEFORE_CLOSING: ClassVar[str] = ""
-    BARE: ClassVar[str | None] = None
-
-    NAME: ClassVar[re.Pattern[str]]
-    NOT_IN_NAMES: ClassVar[str] = "no <, > or line breaks"
-
-    def __init__(self, mark: Callable[[str], str] = lark_text) -> None:
-        self.mark = mark
-
-    @abstractmethod
-    def call(self, name: str, parameters: Sequence[str]) -> str:
-        """Return a call, from the name of its function on to where its parameters end."""
-
-    @abstractmethod
-    def text(self, name: str, rule: str) -> str:
-        """Return a parameter with a text, of which `text_rule` makes the rule."""
-
-    @abstractmethod
-    def any_text(self, rule: str) -> str:
-        """Return a parameter of any name, `NAME`, with a text."""
-
-    @abstractmethod
-    def json(self, name: str, value: str) -> str:
-        """Return a parameter with a value that is JSON."""
-
-    @abstractmethod
-    def text_rule(self, rule: str, expression: str) -> list[str]:
-        """Return the rule of a text, and of what closes it. `expression`: what the text may be."""
-
-    @abstractmethod
-    def name_rule(self) -> str:
-        """Return the rule `NAME`."""
-
-
-class Qwen3CoderForm(ParameterForm):
-    """As `Qwen3CoderReader` reads it, with a newline between any two marks."""
-
-    READER = Qwen3CoderReader
-    BEFORE_NAME = "\n<function="
-    BEFORE_CLOSING = "\n"
-    BARE: ClassVar[str | None] = "<function="
-    NAME = _NAME
-
-    def call(self, name: str, parameters: Sequence[str]) -> str:
-        """Return a call up to `</function>`."""
-        return " ".join((lark_text(f"{name}>\n"), *parameters, '"</function>"'))
-
-    def text(self, name: str, rule: str) -> str:
-        """Return a text on lines of its own."""
-        return f"{lark_text(f'<parameter={name}>')} {rule}"
-
-    def any_text(self, rule: str) -> str:
-        """Return the same with any name."""
-        return f'"<parameter=" NAME {rule}'
-
-    def json(self, name: str, value: str) -> str:
-        """Return JSON on lines of its own."""
-        opening, closing = f"<parameter={name}>\n", "\n</parameter>\n"
-        return f"{lark_text(opening)} @{value} {lark_text(closing)}"
-
-    def text_rule(self, rule: str, expression: str) -> list[str]:
-        """Return a text from the newline in front of it to that behind its mark."""
-        whole = f'"\\n" (({expression}) {_READ_WHOLE}) "\\n</parameter>\\n"'
-        return [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {whole}"]
-
-    def name_rule(self) -> str:
-        """Return a name and what closes it."""
-        return f"NAME: {lark_regex(f'{_NAME.pattern}>')}"
-
-
-class SeedOssForm(Qwen3CoderForm):
-    """As `SeedOssReader` reads it: values begin and end on the lines of their marks."""
-
-    READER = SeedOssReader
-    BARE = None
-
-    def json(self, name: str, value: str) -> str:
-        """Return JSON between its marks."""
-        return f'{lark_text(f"<parameter={name}>")} @{value} {lark_text(_QWEN.closing)} "\\n"'
-
-    def text_rule(self, rule: str, expression: str) -> list[str]:
-        """Return a text with no newline at its ends, which the reader would leave out."""
-        ends = lark_regex(r"(?s:\n.*)|(?s:.*\n)")
-        text = f"(({expression}) & ~{ends}{without(re.escape(_QWEN.closing))})"
-        whole = f'{text} {lark_text(_QWEN.closing)} "\\n"'
-        return [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {whole}"]
-
-
-class GlmForm(ParameterForm):
-    """As `GlmReader` reads it. Between marks a newline may be: some templates write it."""
-
-    READER = GlmReader
-    NAME = re.compile(r"[^\s<>{}](?:[^<>{}\r\n]*[^\s<>{}])?")
-    NOT_IN_NAMES = "no <, >, {, } or line breaks, and no space at their ends"
-
-    def call(self, name: str, parameters: Sequence[str]) -> str:
-        """Return a call up to the mark that closes it."""
-        return " ".join((lark_text(name), _MAYBE_LINE, *parameters))
-
-    def text(self, name: str, rule: str) -> str:
-        """Return a text, all that is between its marks."""
-        return f"{self._opening(lark_text(name))} {rule} {_MAYBE_LINE}"
-
-    def any_text(self, rule: str) -> str:
-        """Return the same with any name."""
-        return f"{self._opening('NAME')} {rule} {_MAYBE_LINE}"
-
-    def json(self, name: str, value: str) -> str:
-        """Return JSON between its marks."""
-        closing = self.mark(END_OF_VALUE)
-        return f"{self._opening(lark_text(name))} @{value} {closing} {_MAYBE_LINE}"
-
-    def text_rule(self, rule: str, expression: str) -> list[str]:
-        """Return a text and the mark behind it."""
-        text = f"(({expression}){without(re.escape(END_OF_VALUE))})"
-        closing = self.mark(END_OF_VALUE)
-        if closing == lark_text(END_OF_VALUE):
-            return [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {text} {closing}"]
-        return [f"{rule}: {rule.upper()} {closing}", f"{rule.upper()}: {text}"]
-
-    def name_rule(self) -> str:
-        """Return a name."""
-        return f"NAME: {lark_regex(_NAME.pattern)}"
-
-    def _opening(self, name: str) -> str:
-        key, end, value = map(self.mark, (KEY, END_OF_KEY, VALUE))
-        return f"{key} {name} {end} {_MAYBE_LINE} {value}"
-
-
-FORMS: Final[Mapping[str, type[ParameterForm]]] = {
-    form.READER.FORMAT: form for form in (Qwen3CoderForm, SeedOssForm, GlmForm)
-}
 
 
 class ParameterGrammars:
@@ -251,7 +84,7 @@ class ParameterGrammars:
         kinds, texts, room = parameters_of(root), TextValues(root), 4 * MAX_SCHEMA_CHARACTERS
         found = []
         for name, value in (*properties.items(), *((name, True) for name in unknown)):
-            if not _NAME.fullmatch(name):
+            if not PARAMETER_NAME.fullmatch(name):
                 raise ValueError(
                     "in this format names of parameters have no <, > or line breaks, and at most "
                     f"{MAX_PARAMETER_NAME_CHARACTERS} characters, got {name!r:.60}"
