@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.structured.harmony_grammar import harmony_rules
-from control_plane.structured.lark import lark_text, without
-from control_plane.structured.parameter_forms import FORMS
+from control_plane.structured.lark import lark_regex, lark_text, without
+from control_plane.structured.parameter_forms import FORMS, MAYBE_LINE
 from control_plane.structured.parameter_grammars import rules_of_calls
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.section_readers import (
@@ -29,6 +29,9 @@ from control_plane.text.answers.section_readers import (
     KimiReader,
     SectionReader,
 )
+
+_MAYBE_SPACE: Final = "/[ \\n]{1,4}/?"
+"""Beside reasoning."""
 
 _PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 """What may stand between marks of Mistral's."""
@@ -56,11 +59,7 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
     start = "calls"
     if calls.thought != "none":
         is_begun = calls.thought == "has begun"
-        start = (
-            "thought calls"
-            if is_begun
-            else f"({_mark(calls, calls.thought_marks.begin)} thought)? calls"
-        )
+        start = "thought calls" if is_begun else f"({_begin_of_thought(calls)} thought)? calls"
         lines += _thought(calls)
     return CallGrammar("\n".join((f"start: {start}", *lines, "")), schemas)
 
@@ -73,6 +72,14 @@ def _schema_name(index: int) -> str:
     return f"tool_{index}"
 
 
+def _begin_of_thought(calls: ToolCalls) -> str:
+    """Return the mark of reasoning, and space in front of it; all in one, or the rest is text."""
+    mark = calls.thought_marks.begin
+    if mark in dict(calls.tokens):
+        return f"{_MAYBE_SPACE} {_mark(calls, mark)}"
+    return lark_regex(rf"[ \n]{{0,4}}{re.escape(mark)}")
+
+
 def _thought(calls: ToolCalls) -> list[str]:
     """Return the rules of what follows the mark of reasoning."""
     mark = calls.thought_marks.end
@@ -81,12 +88,12 @@ def _thought(calls: ToolCalls) -> list[str]:
         inner = [f'reasoning[suffix="{mark}"]: /(?s:.*)/']
     else:
         inner = [f"reasoning: REASONING? <[{end}]>", f"REASONING: /(?s:.+)/{_without(mark)}"]
-    return ["thought: reasoning (/[ \\n]{1,4}/)?", *inner]
+    return [f"thought: reasoning {_MAYBE_SPACE}", *inner]
 
 
 def _hermes(calls: ToolCalls) -> list[str]:
     return [
-        *_calls(calls, "<tool_call>", separator="\n"),
+        *_calls(calls, "<tool_call>", between=lark_text("\n")),
         f'call: "\\n" object "\\n" {_mark(calls, "</tool_call>")}',
         *_object(calls, "arguments"),
     ]
@@ -124,7 +131,7 @@ def _mistral(calls: ToolCalls) -> list[str]:
     if "[ARGS]" not in dict(calls.tokens):
         named = []
     return [
-        *_calls(calls, "[TOOL_CALLS]", separator=""),
+        *_calls(calls, "[TOOL_CALLS]"),
         " | ".join((f'call: " "? "[" object {more} "]"', *named)),
         *_object(calls, "arguments"),
     ]
@@ -140,7 +147,13 @@ def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
     begin, line = form.BEFORE_NAME, form.BEFORE_CLOSING
     end = f"{lark_text(line)} {_mark(calls, form.READER.CLOSING)}"
     lines = [
-        *_calls(calls, form.READER.MARKERS[0], separator="\n", bare=form.BARE),
+        *_calls(
+            calls,
+            form.READER.MARKERS[0],
+            between=form.BETWEEN,
+            before=MAYBE_LINE,
+            bare=form.BARE,
+        ),
         f"call: {lark_text(begin)} named {end}",
         *named,
     ]
@@ -185,19 +198,17 @@ def _section(
     """Return the rules of an answer with calls in sections; one of them where they must be.
 
     `header`: makes what stands in front of the arguments of a call. `behind`: what stands behind
-    them, `between`: between two calls. What a header cannot name is not called.
+    them, `between`: between two calls. Raises ValueError for what a header cannot name.
     """
+    for tool in calls.tools:
+        if not PLAIN_NAME.fullmatch(tool.name):
+            raise ValueError(
+                "a function must have a name without <, >, {, ` and line breaks, and no space at "
+                f"its ends, got {tool.name!r:.80}"
+            )
     bodies = [
-        f"{header(tool.name)} @{_schema_name(index)}"
-        for index, tool in enumerate(calls.tools)
-        if PLAIN_NAME.fullmatch(tool.name)
+        f"{header(tool.name)} @{_schema_name(index)}" for index, tool in enumerate(calls.tools)
     ]
-    if not bodies:
-        name = calls.tools[0].name
-        raise ValueError(
-            "a function must have a name without <, >, {, ` and line breaks, and no space at its "
-            f"ends, got {name!r:.80}"
-        )
     begin, end = _mark(calls, reader.BEGIN), _mark(calls, reader.END)
     more = "" if calls.is_single else f"({between} {begin} called)*"
     section = [
@@ -209,17 +220,19 @@ def _section(
     return [f"calls: {_mark(calls, reader.OPEN)} call", *section]
 
 
-def _calls(calls: ToolCalls, mark: str, *, separator: str, bare: str | None = None) -> list[str]:
+def _calls(
+    calls: ToolCalls, mark: str, *, between: str = "", before: str = "", bare: str | None = None
+) -> list[str]:
     """Return the rules of an answer with a mark before each call; `call` is what follows it.
 
-    `bare`: a mark with which calls may begin in text.
+    `between`: what stands between two calls, and `before` in front of the first where there must be
+    some. `bare`: a mark with which calls may begin in text.
     """
     if calls.may_say:
         return _text_and_calls(calls, mark, bare=bare)
     begin = _mark(calls, mark)
-    between = lark_text(separator) if separator else ""
     more = "" if calls.is_single else f"({between} {begin} call)*"
-    return [f"calls: {begin} call {more}"]
+    return [f"calls: {before} {begin} call {more}"]
 
 
 def _text_and_calls(

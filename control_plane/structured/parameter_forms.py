@@ -23,7 +23,7 @@ from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader, Seed
 
 PARAMETER_NAME: Final = re.compile(rf"[^<>\r\n]{{1,{MAX_PARAMETER_NAME_CHARACTERS}}}")
 
-_MAYBE_LINE: Final = '"\\n"?'
+MAYBE_LINE: Final = '"\\n"?'
 
 # A mark that closes the value may be right behind the newline in front of it, too. All in one: with
 # an expression for each of the two, to see that nothing can follow took the library's fuel.
@@ -37,13 +37,16 @@ class ParameterForm(ABC):
 
     `mark`: spells a mark. `NAME`: of functions, `NOT_IN_NAMES` says it. `BEFORE_NAME`: what stands
     between the mark that begins a call and the name, `BEFORE_CLOSING`: in front of the one that
-    closes it; `BARE`: what may begin one in a text, without that mark.
+    closes it; `BETWEEN`: between two calls; `BARE`: what may begin one in a text, without that
+    mark. `PARAMETER_NAME`: of parameters.
     """
 
     READER: ClassVar[type[ParameterReader]]
     BEFORE_NAME: ClassVar[str] = ""
     BEFORE_CLOSING: ClassVar[str] = ""
+    BETWEEN: ClassVar[str] = lark_text("\n")
     BARE: ClassVar[str | None] = None
+    PARAMETER_NAME: ClassVar[re.Pattern[str]] = PARAMETER_NAME
 
     NAME: ClassVar[re.Pattern[str]]
     NOT_IN_NAMES: ClassVar[str] = "no <, > or line breaks"
@@ -134,25 +137,29 @@ class GlmForm(ParameterForm):
     """As `GlmReader` reads it. Between marks a newline may be: some templates write it."""
 
     READER = GlmReader
+    BETWEEN = MAYBE_LINE
+    PARAMETER_NAME = re.compile(
+        rf"[^\s<>](?:[^<>\r\n]{{0,{MAX_PARAMETER_NAME_CHARACTERS - 2}}}[^\s<>])?"
+    )
     NAME = re.compile(r"[^\s<>{}](?:[^<>{}\r\n]*[^\s<>{}])?")
     NOT_IN_NAMES = "no <, >, {, } or line breaks, and no space at their ends"
 
     def call(self, name: str, parameters: Sequence[str]) -> str:
         """Return a call up to the mark that closes it."""
-        return " ".join((lark_text(name), _MAYBE_LINE, *parameters))
+        return " ".join((lark_text(name), MAYBE_LINE, *parameters))
 
     def text(self, name: str, rule: str) -> str:
         """Return a text, all that is between its marks."""
-        return f"{self._opening(lark_text(name))} {rule} {_MAYBE_LINE}"
+        return f"{self._opening(lark_text(name))} {rule} {MAYBE_LINE}"
 
     def any_text(self, rule: str) -> str:
         """Return the same with any name."""
-        return f"{self._opening('NAME')} {rule} {_MAYBE_LINE}"
+        return f"{self._opening('NAME')} {rule} {MAYBE_LINE}"
 
     def json(self, name: str, value: str) -> str:
         """Return JSON between its marks."""
         closing = self.mark(END_OF_VALUE)
-        return f"{self._opening(lark_text(name))} @{value} {closing} {_MAYBE_LINE}"
+        return f"{self._opening(lark_text(name))} @{value} {closing} {MAYBE_LINE}"
 
     def text_rule(self, rule: str, expression: str) -> list[str]:
         """Return a text and the mark behind it."""
@@ -164,11 +171,11 @@ class GlmForm(ParameterForm):
 
     def name_rule(self) -> str:
         """Return a name."""
-        return f"NAME: {lark_regex(PARAMETER_NAME.pattern)}"
+        return f"NAME: {lark_regex(self.PARAMETER_NAME.pattern)}"
 
     def _opening(self, name: str) -> str:
         key, end, value = map(self.mark, (KEY, END_OF_KEY, VALUE))
-        return f"{key} {name} {end} {_MAYBE_LINE} {value}"
+        return f"{key} {name} {end} {MAYBE_LINE} {value}"
 
 
 FORMS: Final[Mapping[str, type[ParameterForm]]] = {

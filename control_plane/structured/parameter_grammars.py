@@ -12,7 +12,7 @@ from typing import Final
 
 from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
 from control_plane.core.tool_calls import CallableTool
-from control_plane.structured.parameter_forms import PARAMETER_NAME, ParameterForm
+from control_plane.structured.parameter_forms import ParameterForm
 from control_plane.structured.text_values import ANY_TEXT, TextValues
 from control_plane.text.answers.parameter_kinds import (
     NULL,
@@ -84,10 +84,11 @@ class ParameterGrammars:
         kinds, texts, room = parameters_of(root), TextValues(root), 4 * MAX_SCHEMA_CHARACTERS
         found = []
         for name, value in (*properties.items(), *((name, True) for name in unknown)):
-            if not PARAMETER_NAME.fullmatch(name):
+            if not self._form.PARAMETER_NAME.fullmatch(name):
                 raise ValueError(
-                    "in this format names of parameters have no <, > or line breaks, and at most "
-                    f"{MAX_PARAMETER_NAME_CHARACTERS} characters, got {name!r:.60}"
+                    "in this format names of parameters have no <, > or line breaks, with glm45 no "
+                    f"space at their ends, and at most {MAX_PARAMETER_NAME_CHARACTERS} characters, "
+                    f"got {name!r:.60}"
                 )
             if value is False and name not in required:
                 continue

@@ -8,7 +8,7 @@ given an object they fail, and others would spell it in Python's way.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from control_plane.text import example_call
@@ -23,18 +23,24 @@ class CallForm(NamedTuple):
 
     def of(self, messages: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
         """Return messages, as conversations have them, as a template wants them."""
-        return messages if self == CallForm() else [self._message(one) for one in messages]
+        if self == CallForm():
+            return messages
+        return [part for message in messages for part in self._parts(message)]
 
-    def _message(self, message: Mapping[str, object]) -> Mapping[str, object]:
+    def _parts(self, message: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """Return a message; content beside calls in one of its own where they must have none."""
         calls = message.get("tool_calls")
         if not calls or not isinstance(calls, Sequence):
-            return message
+            yield message
+            return
         found = dict(message)
         if self.arguments_are_text:
             found["tool_calls"] = [_with_text(call) for call in calls]
-        if self.empty_is_none and not message.get("content"):
+        if self.empty_is_none:
+            if message.get("content"):
+                yield {key: value for key, value in message.items() if key != "tool_calls"}
             found["content"] = None
-        return found
+        yield found
 
 
 def form_of(render: Callable[..., str]) -> CallForm:

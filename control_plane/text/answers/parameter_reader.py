@@ -15,6 +15,7 @@ from control_plane.text.answers.call_readers import TaggedReader
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parameter_values import ParameterValue, ValueMarks
 from control_plane.text.answers.parts import Draft
+from control_plane.text.answers.parts_reader import MOST_AT_ONCE
 from control_plane.text.answers.until import SPACE, Until
 
 MAX_PARAMETER_NAME_CHARACTERS: Final = 256
@@ -55,7 +56,7 @@ class ParameterReader(TaggedReader):
             if not self._value.is_over:
                 break
             self._end_value()
-            self.push(rest)
+            self._read_again(rest)
         self._tell_between()
         super().finish(is_cut_off=is_cut_off)
 
@@ -120,7 +121,14 @@ class ParameterReader(TaggedReader):
         rest = self._value.push(text)
         if self._value.is_over:
             self._end_value()
+            if self._value.has_wrong_quotes:
+                self._read_again(rest)
+                return ""
         return rest
+
+    def _read_again(self, text: str) -> None:
+        for at in range(0, len(text), MOST_AT_ONCE):
+            self.push(text[at : at + MOST_AT_ONCE])
 
     def _end_value(self) -> None:
         self._step = self._in_call

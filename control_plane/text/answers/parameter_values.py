@@ -6,6 +6,7 @@ other values once they are whole.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable
@@ -36,6 +37,10 @@ _NULLS: Final = ("null", "None")
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 """As templates write them, in Python's words."""
 
+_IN_BRACKETS: Final = frozenset(("array", "object"))
+_MOST_PYTHON: Final = 1 << 14
+"""Characters."""
+
 _QUOTE: Final = re.compile(r'["\\]')
 
 _BEGIN_JSON: Final = "{[-0123456789tfn"
@@ -47,7 +52,7 @@ class ParameterValue:
 
     `kinds`: what it may be; None: not known: JSON other than a text where it is some, else a text.
     `is_unread`: it is told as it stands, closing mark included. `knows_quotes`: a mark in a text of
-    an object or a list does not close it.
+    an object or a list does not close it, where the value is known to be no text.
     """
 
     __slots__ = (
@@ -83,8 +88,9 @@ class ParameterValue:
         self._is_first = True  # nothing has come but the newline in front
         self._may_be_text = kinds is None or TEXT in kinds  # and begin before it is whole
         self._is_text = False  # it is one, and was begun
-        is_other = kinds is None or TEXT not in kinds
-        self._quotes = _Quotes() if knows_quotes and is_other and not is_unread else None
+        # Of what may be a text a grammar allows any quotes.
+        is_other = kinds is not None and TEXT not in kinds
+        self._quotes = _Quotes() if knows_quotes and is_other else None
         self.is_over = False
         self.has_wrong_quotes = False
 
@@ -123,7 +129,8 @@ class ParameterValue:
         value, where it turns out to be over.
         """
         if self._quotes is not None and self._quotes.num_marks:
-            return self._close_at_first_mark()
+            held = "" if self._matcher is None else self._matcher.finish()
+            return self._close_at_first_mark() + held
         if self._is_unread or self._is_text or not self._held:
             return ""
         if self._kinds is not None and TEXT in self._kinds:
@@ -239,8 +246,19 @@ def _json_of(text: str, kinds: Kinds | None) -> str | None:
     try:
         value = json.loads(word, parse_constant=_refuse)
     except (ValueError, RecursionError):  # an integer may be too long, too
-        return None
+        return _json_of_python(word) if kinds and kinds & _IN_BRACKETS else None
     return None if kinds is None and isinstance(value, str) else word
+
+
+def _json_of_python(word: str) -> str | None:
+    """Return the JSON of an object or a list as Python spells it, which some templates write."""
+    if word[:1] not in ("[", "{") or len(word) > _MOST_PYTHON:
+        return None
+    try:
+        value = ast.literal_eval(word)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def _refuse(word: str) -> NoReturn:

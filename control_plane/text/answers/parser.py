@@ -6,16 +6,12 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
 
 from control_plane.core.tool_calls import THINK, ThoughtMarks
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft, Parts
-from control_plane.text.answers.parts_reader import PartsReader
+from control_plane.text.answers.parts_reader import MOST_AT_ONCE, PartsReader
 from control_plane.text.answers.until import SPACE, Until
-
-_MOST_AT_ONCE: Final = 1024
-"""Characters. Steps return the rest of what they are given: of more it would be a long copy."""
 
 
 class Thinking(enum.Enum):
@@ -141,8 +137,8 @@ class AnswerParser:
 
     def feed(self, text: str) -> None:
         """Take the next piece of the text; its parts come with the next ones that are returned."""
-        for at in range(0, len(text), _MOST_AT_ONCE):
-            rest = text[at : at + _MOST_AT_ONCE]
+        for at in range(0, len(text), MOST_AT_ONCE):
+            rest = text[at : at + MOST_AT_ONCE]
             self._num_taken += len(rest)
             while rest:
                 rest = self._step(rest)

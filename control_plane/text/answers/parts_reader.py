@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft
+
+MOST_AT_ONCE: Final = 1024
+"""Characters that a reader is given. Its steps return the rest: of more it would be a long copy."""
 
 
 class PartsReader(ABC):

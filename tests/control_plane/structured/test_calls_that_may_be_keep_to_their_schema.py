@@ -223,3 +223,17 @@ def test_an_answer_of_another_form_stays_it_and_who_cannot_be_read_is_refused():
     assert e.value.field == "strict"
     with pytest.raises(ValidationError, match="strict must be unset with beam_width"):
         with_calls(GenerationParams(beam_width=2), STRICT, TOOLS, format_of("hermes")).validate()
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm45"])
+@pytest.mark.parametrize("has_tokens", [False, True])
+@pytest.mark.parametrize("choice", [STRICT, ToolChoice("required")])
+def test_space_may_stand_before_reasoning_and_what_follows_is_as_ever(
+    grammars, name, has_tokens, choice
+):
+    answer = format_of(name, Thinking.MAY_BEGIN, has_tokens=has_tokens)
+    begin, end = answer.marks
+    tokens = tokens_of(answer, ["\n", begin, "Rain?", end, "\n", "<tool_call>"])
+    made = constraint(grammars, answer, choice)
+    assert goes(made, tokens) == len(tokens)
+    assert EOS_TOKEN_ID not in allowed(made)

@@ -67,7 +67,8 @@ def every_cut(text: str, given: AnswerFormat = GIVEN) -> tuple[str, list[tuple[s
         ("wet", "True", True),
         ("tags", '["a", "</arg_key>"]', ["a", "</arg_key>"]),
         ("tags", r'["\"</arg_value>", "</arg_value>\\"]', ['"</arg_value>', "</arg_value>\\"]),
-        ("any", '{"</arg_value>": 1}', {"</arg_value>": 1}),
+        ("tags", "['a', \"b\", None]", ["a", "b", None]),  # as some templates write it
+        ("tags", "['a', {1}]", "['a', {1}]"),
         ("any", "5", 5),
         ("any", "five", "five"),
         ("unknown", '{"a": 1}', {"a": 1}),
@@ -106,6 +107,10 @@ def test_values_become_what_the_tools_say(line, key, written_as, value):
         # A text in a list that nothing closes ends with the value after all.
         (f"{written(OPEN_TEXT, ('days', '3'))}\n{written(OPEN_TEXT)}", "",
          [("f", {"tags": '["a', "days": 3}), ("f", {"tags": '["a'})]),
+        # Of what may be a text the first mark is the end, whatever quotes there are.
+        (written(("any", '["a'), ("city", 'b"]')), "", [("f", {"any": '["a', "city": 'b"]'})]),
+        # Nothing is lost behind what has wrong quotes.
+        (f"{written(OPEN_TEXT)}Is 3 <", "Is 3 <", [("f", {"tags": '["a'})]),
         # What is no call is text.
         *((text, text, []) for text in (
             "<tool_call></tool_call>",
@@ -142,3 +147,23 @@ def test_behind_the_call_that_is_wanted_nothing_is_read():
     for pieces in cuts_of(f"{whole}\n{written(name='bare')}", random.Random(6)):
         said, _, calls = read(GIVEN, pieces, max_calls=1)
         assert (said, calls) == ("", [("f", '{"city": "a"}')])
+
+
+@pytest.mark.parametrize("end", ["", '"x</arg_value></tool_call>'])
+def test_what_has_wrong_quotes_is_read_again_once_and_in_small_pieces(monkeypatch, end):
+    seen = []
+    in_call = GlmReader._in_call
+
+    def counted(self, text):
+        seen.append(len(text))
+        return in_call(self, text)
+
+    monkeypatch.setattr(GlmReader, "_in_call", counted)
+    begin = '<tool_call>f<arg_key>tags</arg_key><arg_value>["a</arg_value>'
+    again = '<arg_key>tags</arg_key><arg_value>["</arg_value>'
+    text = begin + again * 400 + end
+    parser = GIVEN.parser()
+    parser.push(text)
+    parser.finish()
+    assert max(seen) <= 1024
+    assert sum(seen) < 30 * len(text)

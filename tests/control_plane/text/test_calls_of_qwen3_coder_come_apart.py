@@ -93,7 +93,8 @@ def every_cut(text: str) -> tuple[str, list[tuple[str, str]]]:
         ("level", "2", 2),
         ("tags", '["a",\n "b"]', ["a", "b"]),
         ("tags", '["\\n</parameter>"]', ["\n</parameter>"]),
-        ("tags", "['a']", "['a']"),
+        ("tags", "['a']", ["a"]),  # as Python spells it
+        ("tags", "['a'", "['a'"),
         ("at", '{"street": "</parameter>"}', {"street": "</parameter>"}),
         # Nobody says what it is.
         ("any", "7", 7),

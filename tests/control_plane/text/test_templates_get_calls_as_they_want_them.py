@@ -52,9 +52,10 @@ def test_a_template_that_takes_values_apart_gets_objects():
     assert template(ANY, values).render(MESSAGES[:2]) == "<u>Hi<c>f:city=Köln"
 
 
-def test_content_beside_a_call_stays_where_calls_without_any_are_wanted():
-    rendered = template(NO_CONTENT, "c.function.arguments").render([called("f", {}, "So")])
-    assert rendered == "<a>So"
+def test_content_beside_a_call_stands_before_it_where_calls_without_any_are_wanted():
+    messages = [called("f", {}, "So"), called("g", {})]
+    rendered = template(NO_CONTENT, "c.function.arguments").render(messages)
+    assert rendered == "<a>So<c>f:{}<c>g:{}"
 
 
 def test_a_template_that_writes_no_call_gets_what_there_is():
