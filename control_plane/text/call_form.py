@@ -46,22 +46,29 @@ class CallForm(NamedTuple):
 def form_of(render: Callable[..., str]) -> CallForm:
     """Return the form in which a template writes a call; the usual one where none shows.
 
-    `render`: takes messages and `tools`, and raises TokenizationError.
+    With objects where those show; then the one of the shortest text: some templates write an empty
+    message behind a call that has empty content. `render`: takes messages and `tools`, and raises TokenizationError.
     """
     ways = [CallForm(text, none) for none in (False, True) for text in (False, True)]
-    return next((form for form in ways if _shows(render, form)), CallForm())
+    lengths = {form: length for form in ways if (length := _length_with_call(render, form))}
+    return min(
+        lengths, key=lambda form: (form.arguments_are_text, lengths[form]), default=CallForm()
+    )
 
 
-def _shows(render: Callable[..., str], form: CallForm) -> bool:
+def _length_with_call(render: Callable[..., str], form: CallForm) -> int:
+    """Return how long a conversation with a call is; 0 where the call does not show."""
     messages = form.of([*example_call.ASKING, example_call.calling()])
     try:
         text = render(messages, tools=[example_call.TOOL])
     except TokenizationError:
-        return False
+        return 0
     arguments = example_call.ARGUMENTS
     if form.arguments_are_text:  # text that is spelled as JSON shows, too, and is another
-        return json.dumps(arguments) in text
-    return str(arguments) not in text and all(str(value) in text for value in arguments.values())
+        shows = json.dumps(arguments) in text
+    else:
+        shows = str(arguments) not in text and all(str(one) in text for one in arguments.values())
+    return len(text) if shows else 0
 
 
 def _with_text(call: object) -> object:

@@ -63,3 +63,9 @@ def test_a_template_that_writes_no_call_gets_what_there_is():
     assert ChatTemplate("{{ messages[1].tool_calls[0].function.arguments.city }}").render(
         MESSAGES
     ) == "Köln"  # fmt: skip
+
+
+def test_empty_content_is_none_where_it_would_be_an_empty_message_behind_the_call():
+    both = CALL.replace("CONDITION", ANY).replace("ARGUMENTS", "c.function.arguments | tojson")
+    both += "{% if messages[-1].content is not none %}<a>{{ messages[-1].content }}{% endif %}"
+    assert ChatTemplate(both).render([called("f", {})]) == "<c>f:{}"
