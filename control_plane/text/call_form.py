@@ -47,7 +47,8 @@ def form_of(render: Callable[..., str]) -> CallForm:
     """Return the form in which a template writes a call; the usual one where none shows.
 
     With objects where those show; then the one of the shortest text: some templates write an empty
-    message behind a call that has empty content. `render`: takes messages and `tools`, and raises TokenizationError.
+    message behind a call that has empty content. `render`: takes messages and `tools`, and raises
+    TokenizationError.
     """
     ways = [CallForm(text, none) for none in (False, True) for text in (False, True)]
     lengths = {form: length for form in ways if (length := _length_with_call(render, form))}
