@@ -15,6 +15,7 @@ from control_plane.core.tool_calls import CallableTool
 from control_plane.structured.parameter_forms import ParameterForm
 from control_plane.structured.text_values import ANY_TEXT, TextValues
 from control_plane.text.answers.parameter_kinds import (
+    ALL_BUT_TEXT,
     NULL,
     TEXT,
     Kinds,
@@ -31,12 +32,6 @@ _NOT_AT_THE_ROOT: Final = (
     *("patternProperties", "propertyNames", "minProperties", "maxProperties"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
 )
-_SAYS_NOTHING: Final = frozenset(
-    ("title", "description", "default", "example", "examples", "deprecated", "$comment")
-)
-_QUOTED: Final = ("number", "boolean", "null", "object", "array")
-"""All that may be written but texts, as JSON has it."""
-
 _ROOT: Final = "the-root"
 
 
@@ -93,7 +88,7 @@ class ParameterGrammars:
             if value is False and name not in required:
                 continue
             kind = kinds.get(name)
-            if _is_text(value, kind):
+            if kind is None or TEXT in kind:
                 expression = texts.of(value)
                 if kind is not None and NULL in kind and expression != ANY_TEXT:
                     expression = f'({expression}) | "null"'
@@ -145,17 +140,11 @@ def _of_arguments(root: Mapping[str, object]) -> Mapping[str, object]:
     raise ValueError(f"it refers to {root['$ref']!r:.60}, which is no object in it")
 
 
-def _is_text(schema: object, kinds: Kinds | None) -> bool:
-    if kinds is not None:
-        return TEXT in kinds
-    return not isinstance(schema, Mapping) or _SAYS_NOTHING.issuperset(schema)
-
-
-def _of_value(root: Mapping[str, object], schema: object, kinds: Kinds | None) -> str:
+def _of_value(root: Mapping[str, object], schema: object, kinds: Kinds) -> str:
     """Return the schema of a value that is no text, as a document of its own."""
     found = dict(schema) if isinstance(schema, Mapping) else {"not": {}}
-    if kinds is None and "type" not in found:
-        found["type"] = list(_QUOTED)
+    if kinds == ALL_BUT_TEXT and "type" not in found:
+        found["type"] = sorted(ALL_BUT_TEXT)
     rebased = _rebased(found)
     if rebased != found:
         found = {**rebased, "$defs": {_ROOT: _rebased(root)}}

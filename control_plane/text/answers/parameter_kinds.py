@@ -34,6 +34,13 @@ _KINDS: Final[Mapping[str, str]] = {
     "object": "object",
     "array": "array",
 }
+_SAYS_NOTHING: Final = frozenset(
+    ("title", "description", "default", "example", "examples", "deprecated", "$comment")
+)
+ALL_BUT_TEXT: Final[Kinds] = frozenset(_KINDS.values()) - {TEXT}
+"""Of a value of which a schema says something, but not what it is. Where answers keep to schemas it
+is no text; else it may be anything, as one of which nothing is said."""
+
 _MOST_SCHEMAS: Final = 4096
 """That are looked at for one tool; what is beyond says nothing."""
 
@@ -85,6 +92,8 @@ class _Reading:
         found: dict[str, Kinds | None] = {}
         for name, schema in self._properties(self._root, 0):
             kinds = self._kinds(schema, 0)
+            if kinds is None and isinstance(schema, Mapping) and not {*schema} <= _SAYS_NOTHING:
+                kinds = ALL_BUT_TEXT
             if name in found:
                 known = found[name]
                 kinds = None if known is None or kinds is None else known | kinds

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple, NoReturn
 
-from control_plane.text.answers.parameter_kinds import NULL, TEXT, Kinds
+from control_plane.text.answers.parameter_kinds import ALL_BUT_TEXT, NULL, TEXT, Kinds
 from control_plane.text.answers.until import SPACE
 from control_plane.text.stop_strings import StopMatcher
 
@@ -80,13 +80,15 @@ class ParameterValue:
         knows_quotes: bool = False,
     ) -> None:
         self._marks = marks
-        self._kinds = kinds
+        self._kinds = None if kinds == ALL_BUT_TEXT else kinds
         self._write = write
         self._is_unread = is_unread
         self._matcher: StopMatcher | None = None
         self._held: list[str] = []  # of a value that is told once it is whole
         self._is_first = True  # nothing has come but the newline in front
-        self._may_be_text = kinds is None or TEXT in kinds  # and begin before it is whole
+        self._may_be_text = (
+            self._kinds is None or TEXT in self._kinds
+        )  # and begin before it is whole
         self._is_text = False  # it is one, and was begun
         # Of what may be a text a grammar allows any quotes.
         is_other = kinds is not None and TEXT not in kinds

@@ -21,6 +21,7 @@ SCHEMA = {
         "wet": {"type": "boolean"},
         "tags": {"type": "array", "items": {"type": "string"}},
         "any": {},
+        "odd": {"minProperties": 1},
     },
 }
 TOOLS = [
@@ -69,6 +70,8 @@ def every_cut(text: str, given: AnswerFormat = GIVEN) -> tuple[str, list[tuple[s
         ("tags", r'["\"</arg_value>", "</arg_value>\\"]', ['"</arg_value>', "</arg_value>\\"]),
         ("tags", "['a', \"b\", None]", ["a", "b", None]),  # as some templates write it
         ("tags", "['a', {1}]", "['a', {1}]"),
+        ("odd", '{"</arg_value>": 1}', {"</arg_value>": 1}),
+        ("odd", "True", "True"),
         ("any", "5", 5),
         ("any", "five", "five"),
         ("unknown", '{"a": 1}', {"a": 1}),

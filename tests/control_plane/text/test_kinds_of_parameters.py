@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control_plane.text.answers.parameter_kinds import (
+    ALL_BUT_TEXT,
     parameters_of,
     parameters_of_tools,
     pointed_to,
@@ -24,9 +25,9 @@ DEFS = {
         ({"type": "string"}, {"string"}),
         ({"type": "integer"}, {"number"}),
         ({"type": ["object", "null"]}, {"object", "null"}),
-        ({"type": "str"}, None),
+        ({"type": "str"}, ALL_BUT_TEXT),
         ({"type": ["str", "array"]}, {"array"}),
-        ({"type": 3}, None),
+        ({"type": 3}, ALL_BUT_TEXT),
         ({"enum": ["a", 1, 1.5, True, None, [], {}]},
          {"string", "number", "boolean", "null", "array", "object"}),
         ({"type": "string", "enum": ["a", None]}, {"string"}),
@@ -34,18 +35,19 @@ DEFS = {
         ({"const": None}, {"null"}),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"string", "null"}),
         ({"oneOf": [{"type": "number"}, {"enum": ["auto"]}]}, {"number", "string"}),
-        ({"anyOf": [{"type": "string"}, {}]}, None),
+        ({"anyOf": [{"type": "string"}, {}]}, ALL_BUT_TEXT),
         ({"anyOf": [{"type": "string"}, {}], "type": ["number", "string"]}, {"number", "string"}),
         ({"allOf": [{"type": ["string", "null"]}, {"type": "string"}]}, {"string"}),
         ({"allOf": [{"$ref": "#/$defs/colour"}], "default": "red"}, {"string", "null"}),
         ({"$ref": "#/$defs/other"}, {"string", "null"}),
         ({"$ref": "#/$defs/other", "type": "string"}, {"string"}),
-        ({"$ref": "#/$defs/round"}, None),
-        ({"$ref": "#/$defs/nothing"}, None),
+        ({"$ref": "#/$defs/round"}, ALL_BUT_TEXT),
+        ({"$ref": "#/$defs/nothing"}, ALL_BUT_TEXT),
         ({"$ref": "#/$defs/a~1b%20c"}, {"number"}),
-        ({"$ref": "elsewhere#/x"}, None),
-        ({"$ref": 3}, None),
-        ({"minLength": 3, "properties": {}}, None),
+        ({"$ref": "elsewhere#/x"}, ALL_BUT_TEXT),
+        ({"$ref": 3}, ALL_BUT_TEXT),
+        ({"minLength": 3, "properties": {}}, ALL_BUT_TEXT),
+        ({"title": "what", "default": 1}, None),
         ({}, None),
         (True, None),
         (False, set()),
@@ -80,7 +82,7 @@ def test_parameters_are_found_wherever_a_schema_names_them(schema, parameters):
 def test_a_schema_that_leads_around_says_nothing_and_takes_no_time():
     defs = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 9} for i in range(30)}
     schema = {"properties": {"x": {"$ref": "#/$defs/d0"}, "y": {"type": "null"}}, "$defs": defs}
-    assert parameters_of(schema)["x"] is None
+    assert parameters_of(schema)["x"] == ALL_BUT_TEXT
     around = {"allOf": [{"$ref": "#"}] * 2, "properties": {"x": {"type": "null"}}}
     assert parameters_of(around)["x"] in ({"null"}, None)
 
