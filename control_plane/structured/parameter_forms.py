@@ -38,7 +38,7 @@ class ParameterForm(ABC):
     `mark`: spells a mark. `NAME`: of functions, `NOT_IN_NAMES` says it. `BEFORE_NAME`: what stands
     between the mark that begins a call and the name, `BEFORE_CLOSING`: in front of the one that
     closes it; `BETWEEN`: between two calls; `BARE`: what may begin one in a text, without that
-    mark. `PARAMETER_NAME`: of parameters.
+    mark. `PARAMETER_NAME`: of parameters, `NOT_IN_PARAMETERS` says it.
     """
 
     READER: ClassVar[type[ParameterReader]]
@@ -47,6 +47,7 @@ class ParameterForm(ABC):
     BETWEEN: ClassVar[str] = lark_text("\n")
     BARE: ClassVar[str | None] = None
     PARAMETER_NAME: ClassVar[re.Pattern[str]] = PARAMETER_NAME
+    NOT_IN_PARAMETERS: ClassVar[str] = "no <, > or line breaks"
 
     NAME: ClassVar[re.Pattern[str]]
     NOT_IN_NAMES: ClassVar[str] = "no <, > or line breaks"
@@ -143,6 +144,7 @@ class GlmForm(ParameterForm):
     )
     NAME = re.compile(r"[^\s<>{}](?:[^<>{}\r\n]*[^\s<>{}])?")
     NOT_IN_NAMES = "no <, >, {, } or line breaks, and no space at their ends"
+    NOT_IN_PARAMETERS = "no <, > or line breaks, no space at their ends"
 
     def call(self, name: str, parameters: Sequence[str]) -> str:
         """Return a call up to the mark that closes it."""

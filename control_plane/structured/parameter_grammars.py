@@ -81,9 +81,8 @@ class ParameterGrammars:
         for name, value in (*properties.items(), *((name, True) for name in unknown)):
             if not self._form.PARAMETER_NAME.fullmatch(name):
                 raise ValueError(
-                    "in this format names of parameters have no <, > or line breaks, with glm45 no "
-                    f"space at their ends, and at most {MAX_PARAMETER_NAME_CHARACTERS} characters, "
-                    f"got {name!r:.60}"
+                    f"in this format names of parameters have {self._form.NOT_IN_PARAMETERS}, and "
+                    f"at most {MAX_PARAMETER_NAME_CHARACTERS} characters, got {name!r:.60}"
                 )
             if value is False and name not in required:
                 continue
