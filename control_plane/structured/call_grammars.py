@@ -18,7 +18,9 @@ from control_plane.structured.harmony_grammar import harmony_rules
 from control_plane.structured.lark import lark_regex, lark_text, without
 from control_plane.structured.parameter_forms import FORMS, MAYBE_LINE
 from control_plane.structured.parameter_grammars import rules_of_calls
+from control_plane.structured.pythonic_forms import PYTHONIC_FORMS
 from control_plane.text.answers.harmony_reader import HarmonyReader
+from control_plane.text.answers.list_readers import GraniteReader
 from control_plane.text.answers.section_readers import (
     ARGUMENTS,
     FENCE,
@@ -53,6 +55,8 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
         return CallGrammar("\n".join((*harmony_rules(calls), "")), _schemas(calls))
     if calls.format in FORMS:
         lines, schemas = _with_parameters(calls)
+    elif calls.format in PYTHONIC_FORMS:
+        lines, schemas = _pythonic(calls)
     else:
         lines = _OBJECTS[calls.format](calls)
         schemas = _schemas(calls)
@@ -137,6 +141,23 @@ def _mistral(calls: ToolCalls) -> list[str]:
     ]
 
 
+def _granite(calls: ToolCalls) -> list[str]:
+    """With the one mark that newer models have; in text the other begins calls, too."""
+    mark, other = GraniteReader.MARKERS
+    more = "" if calls.is_single else '(", " object)*'
+    rules = [f'call: "[" object {more} "]"', *_object(calls, "arguments")]
+    if calls.may_say:
+        return [*_text_and_calls(calls, mark, bare=other), "bare_call: call", *rules]
+    return [*_list(calls, mark), *rules]
+
+
+def _list(calls: ToolCalls, mark: str) -> list[str]:
+    """Return the rules of an answer with all calls behind one mark; `call` is what follows it."""
+    if calls.may_say:
+        return _text_and_calls(calls, mark)
+    return [f"calls: {_mark(calls, mark)} call"]
+
+
 def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
     """Return the schemas of values, too. Qwen3-Coder's may come in text without the first mark.
 
@@ -160,6 +181,16 @@ def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
     if calls.may_say and form.BARE is not None:
         lines.append(f"bare_call: named ({end})?")
     return lines, schemas
+
+
+def _pythonic(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
+    """Return the schemas of values, too: of a call as a whole they are none."""
+    form = PYTHONIC_FORMS[calls.format](functools.partial(_mark, calls))
+    named, schemas = rules_of_calls(form, calls.tools)
+    mark, closing = form.READER.MARKERS[0], _mark(calls, form.READER.CLOSING)
+    more = "" if calls.is_single else f"({form.BETWEEN} named)*"
+    parts = (form.OPENING, "named", more, form.ENDING, closing)
+    return [*_list(calls, mark), f"call: {' '.join(parts)}", *named], schemas
 
 
 def _deepseek_v3(calls: ToolCalls) -> list[str]:
@@ -215,9 +246,7 @@ def _section(
         f"call: {begin} called {more} {_mark(calls, reader.CLOSE)}",
         f"called: ({' | '.join(bodies)}) {behind} {end}",
     ]
-    if calls.may_say:
-        return [*_text_and_calls(calls, reader.OPEN), *section]
-    return [f"calls: {_mark(calls, reader.OPEN)} call", *section]
+    return [*_list(calls, reader.OPEN), *section]
 
 
 def _calls(
@@ -317,6 +346,7 @@ _OBJECTS: Final[Mapping[str, Callable[[ToolCalls], list[str]]]] = {
     "hermes": _hermes,
     "llama3_json": _llama3_json,
     "mistral": _mistral,
+    GraniteReader.FORMAT: _granite,
     DeepSeekV3Reader.FORMAT: _deepseek_v3,
     DeepSeekV31Reader.FORMAT: _deepseek_v31,
     KimiReader.FORMAT: _kimi,

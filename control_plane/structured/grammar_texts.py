@@ -13,6 +13,7 @@ from control_plane.structured.call_grammars import grammar_of_answer
 from control_plane.structured.lark import lark_text
 from control_plane.structured.parameter_forms import FORMS
 from control_plane.structured.parameter_grammars import OPTIONS, texts_of_call
+from control_plane.structured.pythonic_forms import PYTHONIC_FORMS
 
 WHITESPACE: Final = r"[ \n\r\t]{1,16}"
 """Between the parts of JSON: enough to indent, and no end of it for a model that goes astray."""
@@ -53,7 +54,7 @@ def grammars_of_tool(calls: ToolCalls, tool: CallableTool, known: set[str]) -> I
     from llguidance import LLMatcher
 
     yield grammar_of_schema(tool.schema)
-    make_form = FORMS.get(calls.format)
+    make_form = FORMS.get(calls.format) or PYTHONIC_FORMS.get(calls.format)
     if make_form is None:
         return
     for text in texts_of_call(make_form(), tool):

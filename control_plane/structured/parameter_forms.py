@@ -1,10 +1,11 @@
-"""How formats write a call whose parameters stand between marks, in Lark's notation."""
+"""How formats write a call parameter by parameter, in Lark's notation: those between marks here."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 from control_plane.structured.lark import lark_regex, lark_text, without
@@ -19,6 +20,7 @@ from control_plane.text.answers.parameter_reader import (
     MAX_PARAMETER_NAME_CHARACTERS,
     ParameterReader,
 )
+from control_plane.text.answers.parts_reader import PartsReader
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader, SeedOssReader
 
 PARAMETER_NAME: Final = re.compile(rf"[^<>\r\n]{{1,{MAX_PARAMETER_NAME_CHARACTERS}}}")
@@ -35,22 +37,18 @@ _READ_WHOLE: Final = f"& ~{lark_regex(f'(?:{re.escape(_QWEN.closing)}|(?s:.*)(?:
 class ParameterForm(ABC):
     """How a format writes a call. Methods return expressions in Lark's notation.
 
-    `mark`: spells a mark. `NAME`: of functions, `NOT_IN_NAMES` says it. `BEFORE_NAME`: what stands
-    between the mark that begins a call and the name, `BEFORE_CLOSING`: in front of the one that
-    closes it; `BETWEEN`: between two calls; `BARE`: what may begin one in a text, without that
-    mark. `PARAMETER_NAME`: of parameters, `NOT_IN_PARAMETERS` says it.
+    `mark`: spells a mark. `NAME`: of functions, `NOT_IN_NAMES` says it. `PARAMETER_NAME`: of
+    parameters, `NOT_IN_PARAMETERS` says it. `SEPARATOR`: what stands between two parameters.
+    `WORDS`: values of some kinds that are not as in JSON.
     """
 
-    READER: ClassVar[type[ParameterReader]]
-    BEFORE_NAME: ClassVar[str] = ""
-    BEFORE_CLOSING: ClassVar[str] = ""
-    BETWEEN: ClassVar[str] = lark_text("\n")
-    BARE: ClassVar[str | None] = None
-    PARAMETER_NAME: ClassVar[re.Pattern[str]] = PARAMETER_NAME
-    NOT_IN_PARAMETERS: ClassVar[str] = "no <, > or line breaks"
-
+    READER: ClassVar[type[PartsReader]]
     NAME: ClassVar[re.Pattern[str]]
     NOT_IN_NAMES: ClassVar[str] = "no <, > or line breaks"
+    PARAMETER_NAME: ClassVar[re.Pattern[str]]
+    NOT_IN_PARAMETERS: ClassVar[str] = "no <, > or line breaks"
+    SEPARATOR: ClassVar[str] = ""
+    WORDS: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, mark: Callable[[str], str] = lark_text) -> None:
         self.mark = mark
@@ -60,27 +58,43 @@ class ParameterForm(ABC):
         """Return a call, from the name of its function on to where its parameters end."""
 
     @abstractmethod
-    def text(self, name: str, rule: str) -> str:
-        """Return a parameter with a text, of which `text_rule` makes the rule."""
-
-    @abstractmethod
-    def any_text(self, rule: str) -> str:
-        """Return a parameter of any name, `NAME`, with a text."""
-
-    @abstractmethod
     def json(self, name: str, value: str) -> str:
         """Return a parameter with a value that is JSON."""
 
     @abstractmethod
-    def text_rule(self, rule: str, expression: str) -> list[str]:
-        """Return the rule of a text, and of what closes it. `expression`: what the text may be."""
+    def any_name(self, value: str) -> str:
+        """Return a parameter of any name, `NAME`, with any value, as `json` or `text` have it."""
 
     @abstractmethod
     def name_rule(self) -> str:
         """Return the rule `NAME`."""
 
 
-class Qwen3CoderForm(ParameterForm):
+class MarkedForm(ParameterForm):
+    """Of parameters between marks, where texts have no quotes.
+
+    `BEFORE_NAME`: what stands between the mark that begins a call and the name, `BEFORE_CLOSING`:
+    in front of the one that closes it; `BETWEEN`: between two calls; `BARE`: what may begin one in
+    a text, without that mark.
+    """
+
+    READER: ClassVar[type[ParameterReader]]
+    BEFORE_NAME: ClassVar[str] = ""
+    BEFORE_CLOSING: ClassVar[str] = ""
+    BETWEEN: ClassVar[str] = lark_text("\n")
+    BARE: ClassVar[str | None] = None
+    PARAMETER_NAME: ClassVar[re.Pattern[str]] = PARAMETER_NAME
+
+    @abstractmethod
+    def text(self, name: str, rule: str) -> str:
+        """Return a parameter with a text, of which `text_rule` makes the rule."""
+
+    @abstractmethod
+    def text_rule(self, rule: str, expression: str) -> list[str]:
+        """Return the rule of a text, and of what closes it. `expression`: what the text may be."""
+
+
+class Qwen3CoderForm(MarkedForm):
     """As `Qwen3CoderReader` reads it, with a newline between any two marks."""
 
     READER = Qwen3CoderReader
@@ -97,14 +111,14 @@ class Qwen3CoderForm(ParameterForm):
         """Return a text on lines of its own."""
         return f"{lark_text(f'<parameter={name}>')} {rule}"
 
-    def any_text(self, rule: str) -> str:
+    def any_name(self, value: str) -> str:
         """Return the same with any name."""
-        return f'"<parameter=" NAME {rule}'
+        return f'"<parameter=" NAME {value}'
 
     def json(self, name: str, value: str) -> str:
         """Return JSON on lines of its own."""
         opening, closing = f"<parameter={name}>\n", "\n</parameter>\n"
-        return f"{lark_text(opening)} @{value} {lark_text(closing)}"
+        return f"{lark_text(opening)} {value} {lark_text(closing)}"
 
     def text_rule(self, rule: str, expression: str) -> list[str]:
         """Return a text from the newline in front of it to that behind its mark."""
@@ -124,7 +138,7 @@ class SeedOssForm(Qwen3CoderForm):
 
     def json(self, name: str, value: str) -> str:
         """Return JSON between its marks."""
-        return f'{lark_text(f"<parameter={name}>")} @{value} {lark_text(_QWEN.closing)} "\\n"'
+        return f'{lark_text(f"<parameter={name}>")} {value} {lark_text(_QWEN.closing)} "\\n"'
 
     def text_rule(self, rule: str, expression: str) -> list[str]:
         """Return a text with no newline at its ends, which the reader would leave out."""
@@ -134,7 +148,7 @@ class SeedOssForm(Qwen3CoderForm):
         return [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {whole}"]
 
 
-class GlmForm(ParameterForm):
+class GlmForm(MarkedForm):
     """As `GlmReader` reads it. Between marks a newline may be: some templates write it."""
 
     READER = GlmReader
@@ -154,14 +168,14 @@ class GlmForm(ParameterForm):
         """Return a text, all that is between its marks."""
         return f"{self._opening(lark_text(name))} {rule} {MAYBE_LINE}"
 
-    def any_text(self, rule: str) -> str:
+    def any_name(self, value: str) -> str:
         """Return the same with any name."""
-        return f"{self._opening('NAME')} {rule} {MAYBE_LINE}"
+        return f"{self._opening('NAME')} {value} {MAYBE_LINE}"
 
     def json(self, name: str, value: str) -> str:
         """Return JSON between its marks."""
         closing = self.mark(END_OF_VALUE)
-        return f"{self._opening(lark_text(name))} @{value} {closing} {MAYBE_LINE}"
+        return f"{self._opening(lark_text(name))} {value} {closing} {MAYBE_LINE}"
 
     def text_rule(self, rule: str, expression: str) -> list[str]:
         """Return a text and the mark behind it."""
@@ -180,6 +194,6 @@ class GlmForm(ParameterForm):
         return f"{key} {name} {end} {MAYBE_LINE} {value}"
 
 
-FORMS: Final[Mapping[str, type[ParameterForm]]] = {
+FORMS: Final[Mapping[str, type[MarkedForm]]] = {
     form.READER.FORMAT: form for form in (Qwen3CoderForm, SeedOssForm, GlmForm)
 }

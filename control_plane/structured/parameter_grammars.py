@@ -1,22 +1,23 @@
-"""Calls with parameters between marks and nothing quoted, in Lark's notation.
+"""Calls that are written parameter by parameter, in Lark's notation.
 
-A text may be what its schema allows and its reader reads whole; other values are JSON, each of its
-own schema. Parameters come in the order in which the schema has them.
+Where nothing is quoted a text may be what its schema allows and its reader reads whole; other
+values are JSON, each of its own schema. Parameters come in the order in which the schema has them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
 from control_plane.core.tool_calls import CallableTool
-from control_plane.structured.parameter_forms import ParameterForm
+from control_plane.structured.parameter_forms import MarkedForm, ParameterForm
 from control_plane.structured.text_values import ANY_TEXT, TextValues
 from control_plane.text.answers.parameter_kinds import (
     ALL_BUT_TEXT,
     NULL,
+    SAYS_NOTHING,
     TEXT,
     Kinds,
     parameters_of,
@@ -35,6 +36,17 @@ _NOT_AT_THE_ROOT: Final = (
 _ROOT: Final = "the-root"
 
 
+class _Parameter(NamedTuple):
+    """One parameter of a call, as it is written."""
+
+    expression: str
+    is_required: bool
+
+    def maybe(self, expression: str) -> str:
+        """Return an expression that may miss where the parameter may."""
+        return expression if self.is_required else f"({expression})?"
+
+
 class ParameterGrammars:
     """Writes the calls of several tools. `lines`: rules; `schemas`: by the names they have there.
 
@@ -49,6 +61,7 @@ class ParameterGrammars:
         self.schemas: dict[str, str] = {}
         self.texts: dict[str, str] = {}
         self._names: dict[str, str] = {}  # of schemas
+        self._num_rests = 0
 
     def call_of(self, tool: CallableTool) -> str:
         """Return the expression of a call, from the name of its function on."""
@@ -73,7 +86,8 @@ class ParameterGrammars:
             raise ValueError('in this format answers cannot keep to "additionalProperties"')
         if "properties" not in schema and not unknown and others is not False:
             self._need(self._form.name_rule())
-            return [f"({self._form.any_text(self._text(ANY_TEXT))})*"]
+            one = self._form.any_name(self._any_value())
+            return self._any_number_of(one)
         if unknown and others is False:
             raise ValueError(f"no call has {unknown[0]!r:.60}, which is required")
         kinds, texts, room = parameters_of(root), TextValues(root), 4 * MAX_SCHEMA_CHARACTERS
@@ -87,34 +101,83 @@ class ParameterGrammars:
             if value is False and name not in required:
                 continue
             kind = kinds.get(name)
-            if kind is None or TEXT in kind:
+            if isinstance(self._form, MarkedForm) and (kind is None or TEXT in kind):
                 expression = texts.of(value)
                 if kind is not None and NULL in kind and expression != ANY_TEXT:
                     expression = f'({expression}) | "null"'
-                written = self._form.text(name, self._text(expression))
+                written = self._form.text(name, self._text(self._form, expression))
+            elif (word := self._word_for(value)) is not None:
+                written = self._form.json(name, word)
             else:
-                schema_of_it = _of_value(root, value, kind)
+                schema_of_it = self._schema_of_value(root, value, kind)
                 room -= len(schema_of_it)
                 if room < 0:
                     raise ValueError("its parameters refer to too much")
                 written = self._form.json(name, self._json(schema_of_it))
-            found.append(written if name in required else f"({written})?")
-        return found
+            found.append(_Parameter(written, name in required))
+        return self._joined(found)
 
-    def _text(self, expression: str) -> str:
+    def _any_value(self) -> str:
+        if isinstance(self._form, MarkedForm):
+            return self._text(self._form, ANY_TEXT)
+        return self._json("{}")
+
+    def _word_for(self, schema: object) -> str | None:
+        """Return what a value is that the format has words for; None: it is JSON."""
+        if not isinstance(schema, Mapping) or {*schema} - SAYS_NOTHING != {"type"}:
+            return None
+        kind = schema["type"]
+        return self._form.WORDS.get(kind) if isinstance(kind, str) else None
+
+    def _schema_of_value(
+        self, root: Mapping[str, object], schema: object, kinds: Kinds | None
+    ) -> str:
+        """Return the schema of a value that is JSON, as a document of its own."""
+        if schema is True or (schema == {} and OPTIONS not in root):
+            return "{}"
+        is_other = isinstance(self._form, MarkedForm) and kinds == ALL_BUT_TEXT
+        return _of_value(root, schema, is_other)
+
+    def _any_number_of(self, parameter: str) -> list[str]:
+        separator = self._form.SEPARATOR
+        if not separator:
+            return [f"({parameter})*"]
+        return [f"({parameter} ({separator} {parameter})*)?"]
+
+    def _joined(self, parameters: Sequence[_Parameter]) -> list[str]:
+        """Return parameters in their order, with what stands between any two that there are."""
+        separator = self._form.SEPARATOR
+        if not separator:
+            return [one.maybe(one.expression) for one in parameters]
+        first = next((at for at, one in enumerate(parameters) if one.is_required), None)
+        if first is not None:
+            before = [one.maybe(f"{one.expression} {separator}") for one in parameters[:first]]
+            behind = [one.maybe(f"{separator} {one.expression}") for one in parameters[first + 1 :]]
+            return [*before, parameters[first].expression, *behind]
+        ways, rest = list[str](), ""
+        for one in reversed(parameters):  # each may be the first; the rules are what may follow it
+            ways.append(f"{one.expression} {rest}")
+            name = f"rest_{self._num_rests}"
+            self._num_rests += 1
+            self.lines.append(f"{name}: ({separator} {one.expression})? {rest}")
+            rest = name
+        return [f"({' | '.join(reversed(ways))})?"] if ways else []
+
+    def _text(self, form: MarkedForm, expression: str) -> str:
         """Return the name of the rule of a text."""
         name = self.texts.get(expression)
         if name is None:
             name = self.texts[expression] = f"text_{len(self.texts)}"
-            self.lines += self._form.text_rule(name, expression)
+            self.lines += form.text_rule(name, expression)
         return name
 
     def _json(self, schema: str) -> str:
+        """Return JSON that keeps to a schema."""
         name = self._names.get(schema)
         if name is None:
             name = self._names[schema] = f"value_{len(self._names)}"
             self.schemas[name] = schema
-        return name
+        return f"@{name}"
 
     def _need(self, line: str) -> None:
         if line not in self.lines:
@@ -139,10 +202,10 @@ def _of_arguments(root: Mapping[str, object]) -> Mapping[str, object]:
     raise ValueError(f"it refers to {root['$ref']!r:.60}, which is no object in it")
 
 
-def _of_value(root: Mapping[str, object], schema: object, kinds: Kinds) -> str:
-    """Return the schema of a value that is no text, as a document of its own."""
+def _of_value(root: Mapping[str, object], schema: object, is_no_text: bool) -> str:
+    """Return the schema of a value that is JSON, as a document of its own."""
     found = dict(schema) if isinstance(schema, Mapping) else {"not": {}}
-    if kinds == ALL_BUT_TEXT and "type" not in found:
+    if is_no_text and "type" not in found:
         found["type"] = sorted(ALL_BUT_TEXT)
     rebased = _rebased(found)
     if rebased != found:
@@ -179,6 +242,8 @@ def texts_of_call(form: ParameterForm, tool: CallableTool) -> list[str]:
     """
     grammars = ParameterGrammars(form)
     grammars.call_of(tool)
+    if not isinstance(form, MarkedForm):
+        return []
     rules = [form.text_rule("start", expression) for expression in grammars.texts]
     return ["\n".join(lines) for lines in rules]
 

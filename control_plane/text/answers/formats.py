@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from control_plane.core.tool_calls import THINK, ThoughtMarks
-from control_plane.text.answers.call_readers import (
-    HermesReader,
-    Llama3JsonReader,
-    MistralReader,
-)
+from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader
 from control_plane.text.answers.glm_reader import GlmReader
 from control_plane.text.answers.harmony_reader import HarmonyReader
+from control_plane.text.answers.list_readers import GraniteReader, MistralReader
 from control_plane.text.answers.parts_reader import PartsReader
+from control_plane.text.answers.pythonic_readers import Lfm2Reader, Olmo3Reader
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader, SeedOssReader
 from control_plane.text.answers.section_readers import (
     DeepSeekV3Reader,
@@ -30,8 +28,9 @@ NONE: Final = "none"
 CALL_READERS: Final[Mapping[str, type[PartsReader]]] = {
     reader.FORMAT: reader
     for reader in (
-        *(HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader, GlmReader),
-        *(SeedOssReader, DeepSeekV3Reader, DeepSeekV31Reader, KimiReader, HarmonyReader),
+        *(HermesReader, Llama3JsonReader, MistralReader, GraniteReader, Qwen3CoderReader),
+        *(SeedOssReader, GlmReader, DeepSeekV3Reader, DeepSeekV31Reader, KimiReader),
+        *(Lfm2Reader, Olmo3Reader, HarmonyReader),
     )
 }
 TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)

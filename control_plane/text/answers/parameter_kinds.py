@@ -34,7 +34,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "object": "object",
     "array": "array",
 }
-_SAYS_NOTHING: Final = frozenset(
+SAYS_NOTHING: Final = frozenset(
     ("title", "description", "default", "example", "examples", "deprecated", "$comment")
 )
 ALL_BUT_TEXT: Final[Kinds] = frozenset(_KINDS.values()) - {TEXT}
@@ -92,7 +92,7 @@ class _Reading:
         found: dict[str, Kinds | None] = {}
         for name, schema in self._properties(self._root, 0):
             kinds = self._kinds(schema, 0)
-            if kinds is None and isinstance(schema, Mapping) and not {*schema} <= _SAYS_NOTHING:
+            if kinds is None and isinstance(schema, Mapping) and not {*schema} <= SAYS_NOTHING:
                 kinds = ALL_BUT_TEXT
             if name in found:
                 known = found[name]

@@ -31,16 +31,22 @@ from tests.control_plane.structured.test_answers_are_calls_where_they_must_be im
 __all__ = ["grammars"]
 
 STRICT = ToolChoice(strict=("weather",))
-KEYS = {"hermes": "arguments", "llama3_json": "parameters", "mistral": "arguments"}
-"""Of formats in which calls are objects; of others: test_calls_of_qwen3_coder_keep_to_their_schema
-and test_calls_in_sections_keep_to_their_schema."""
+KEYS = {
+    "hermes": "arguments",
+    "llama3_json": "parameters",
+    "mistral": "arguments",
+    "granite": "arguments",
+}
+"""Of formats in which calls are objects; of others: test_calls_of_qwen3_coder_keep_to_their_schema,
+test_calls_in_sections_keep_to_their_schema and test_calls_of_python_keep_to_their_schema."""
 
 OPENINGS = {
     "hermes": ["<tool_call>", "\n"],
     "llama3_json": ["<|python_tag|>"],
     "mistral": ["[TOOL_CALLS]", "["],
+    "granite": ["<|tool_call|>", "["],
 }
-CLOSINGS = {"hermes": ["\n", "</tool_call>"], "llama3_json": [], "mistral": ["]"]}
+CLOSINGS = {"hermes": ["\n", "</tool_call>"], "llama3_json": [], "mistral": ["]"], "granite": ["]"]}
 THOUGHT = "Rain? <tool_call>x [TOOL_CALLS]x <|python_tag|>x {"
 PLAIN = [
     "It rains.", "", " \n", "{ no", "a {\"name\": \"weather\"}", "</tool_call>", "<tool_cal",

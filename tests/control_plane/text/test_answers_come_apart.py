@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader, MistralReader
+from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader
 from control_plane.text.answers.glm_reader import GlmReader
+from control_plane.text.answers.list_readers import MistralReader
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.parts import CallPiece, Parts, Said
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader

@@ -1,0 +1,391 @@
+"""The arguments of a call as Python writes it, `a='x', b=[1, True])`, told as an object of JSON.
+
+Texts are told as they come, other values once they are whole. What is no literal is a text, as it
+stands. JSON is read, too: `true`, `null`, escapes of halves of characters.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from control_plane.text.answers.until import SPACE
+
+_OPENING: Final = "([{"
+_CLOSING: Final = ")]}"
+
+_END_OF_WORD: Final = re.compile(r"[,()\[\]{}]")
+_END_OF_NAME: Final = re.compile(r"""[,()\[\]{}="']""")
+_END_OF_KEY: Final = re.compile(r"[,()\[\]{}:]")
+
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_NUMBER_OF_PYTHON: Final = re.compile(r"[+-]?[\d.][\da-fA-FxXoO_.+-]*", re.ASCII)
+"""What may be one, and nothing but one."""
+
+_MOST_NUMBER: Final = 320
+"""Characters of one: what is longer is a text."""
+
+_WORDS: Final = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+
+_IN_TEXT: Final = {quote: re.compile(rf"[\\{quote}]") for quote in "\"'"}
+
+_ESCAPES: Final = {
+    "n": r"\n",
+    "t": r"\t",
+    "r": r"\r",
+    "b": r"\b",
+    "f": r"\f",
+    "\n": "",
+    "a": r"\u0007",
+    "v": r"\u000b",
+    '"': r"\"",
+    "\\": r"\\",
+    "'": "'",
+    "/": "/",
+}
+_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
+_OCTAL: Final = frozenset("01234567")
+
+_Step = Callable[[str, int], int]
+
+
+class KeywordArguments:
+    """Reads what stands behind the opening parenthesis of a call, and gives `write` its JSON.
+
+    `names`: of values that have none, by their places; those behind them are named by their
+    numbers. `is_over`: its end has come.
+    """
+
+    def __init__(self, write: Callable[[str], None], names: Sequence[str] = ()) -> None:
+        self._write = write
+        self._names = names
+        self._step: _Step = self._want_name
+        self._open: list[_Bracket] = []
+        self._num_values = 0
+        self._num_unnamed = 0
+        self._word: list[str] = []  # as much as has come of it
+        self._word_depth = 0  # brackets that are open in it
+        self._quote = ""
+        self._num_quotes = 0  # that may begin or end the text
+        self._held: list[str] = []  # what may close the text, or stand in it
+        self._escape = ""
+        self._is_key = False  # of a dictionary
+        self._key: list[str] = []  # a text as JSON, or a word
+        self.is_over = False
+        write("{")
+
+    def push(self, text: str) -> int:
+        """Take characters; how many: it stops behind its end."""
+        at = 0
+        while at < len(text) and not self.is_over:
+            at = self._step(text, at)
+        return at
+
+    def cut_off(self) -> None:
+        """Take note that the text ends in the arguments: what was held of a value is told."""
+        if self._step == self._in_word and not self._is_key:
+            self._write("".join(self._word).strip(SPACE))
+
+    # --- what stands between the values of the call ---
+
+    def _want_name(self, text: str, at: int) -> int:
+        """Take space and commas, up to a name or a value without one."""
+        if text[at] in SPACE or text[at] == ",":
+            return at + 1
+        if text[at] in _CLOSING:
+            return self._end(text, at)
+        self._step = self._in_name
+        return at
+
+    def _in_name(self, text: str, at: int) -> int:
+        """Take what is a name if `=` comes behind it."""
+        found = _END_OF_NAME.search(text, at)
+        end = len(text) if found is None else found.start()
+        self._word.append(text[at:end])
+        if found is None:
+            return end
+        word = "".join(self._word)
+        if found.group() == "=" and word.strip(SPACE):
+            self._word.clear()
+            self._begin_value(word.strip(SPACE))
+            self._step = self._want_value
+            return end + 1
+        self._begin_value(self._next_name())
+        if not word and found.group() != "=":
+            self._step = self._want_value
+        else:
+            self._step = self._in_word
+        return end
+
+    def _next_name(self) -> str:
+        number = self._num_unnamed
+        self._num_unnamed += 1
+        return self._names[number] if number < len(self._names) else str(number)
+
+    def _begin_value(self, name: str) -> None:
+        comma = ", " if self._num_values else ""
+        self._num_values += 1
+        self._write(f"{comma}{json.dumps(name, ensure_ascii=False)}: ")
+
+    # --- values ---
+
+    def _want_value(self, text: str, at: int) -> int:
+        mark = text[at]
+        if mark in SPACE:
+            return at + 1
+        if mark in _IN_TEXT:
+            self._quote, self._num_quotes = mark, 1
+            self._step = self._behind_first_quote
+            return at + 1
+        if mark in _OPENING:
+            self._open.append(_Bracket(is_list=mark != "{"))
+            if mark != "{":
+                self._tell("[")
+            self._step = self._want_entry
+            return at + 1
+        if mark in _CLOSING or mark == ",":
+            self._tell("null")  # nothing stands there
+            self._step = self._behind_value
+            return at
+        self._step = self._in_word
+        return at
+
+    def _in_word(self, text: str, at: int) -> int:
+        """Take what is no text, list or dictionary, up to what ends it."""
+        ends = _END_OF_KEY if self._is_key and not self._word_depth else _END_OF_WORD
+        found = ends.search(text, at)
+        end = len(text) if found is None else found.start()
+        self._word.append(text[at:end])
+        if found is None:
+            return end
+        mark = found.group()
+        if mark in _OPENING or self._word_depth:
+            self._word_depth += (mark in _OPENING) - (mark in _CLOSING)
+            self._word.append(mark)
+            return end + 1
+        word = "".join(self._word).strip(SPACE)
+        self._word.clear()
+        self._tell(word if self._is_key else _json_of(word))
+        self._step = self._behind_value
+        return end
+
+    def _tell(self, text: str) -> None:
+        if self._is_key:
+            self._key.append(text)
+        else:
+            self._write(text)
+
+    # --- texts ---
+
+    def _behind_first_quote(self, text: str, at: int) -> int:
+        """Take further quotes: three of them begin a text, too, and two are an empty one."""
+        if text[at] == self._quote and self._num_quotes < 3:
+            self._num_quotes += 1
+            return at + 1
+        self._tell('"')
+        if self._num_quotes == 2:
+            self._num_quotes = 1
+            self._held.append(self._quote)
+            self._step = self._behind_last_quote
+        else:
+            self._step = self._in_text
+        return at
+
+    def _in_text(self, text: str, at: int) -> int:
+        found = _IN_TEXT[self._quote].search(text, at)
+        end = len(text) if found is None else found.start()
+        if end > at:
+            self._tell(_escaped(text[at:end]))
+        if found is None:
+            return end
+        if found.group() == "\\":
+            self._step = self._in_escape
+        else:
+            self._held.append(self._quote)
+            is_one = self._num_quotes == 1
+            self._step = self._behind_last_quote if is_one else self._behind_three_quotes
+        return end + 1
+
+    def _behind_last_quote(self, text: str, at: int) -> int:
+        """Take space; what was a quote within the text shows there: templates escape none."""
+        rest = text[at:].lstrip(SPACE)
+        behind = len(text) - len(rest)
+        self._held.append(text[at:behind])
+        if not rest:
+            return behind
+        mark = rest[0]
+        if mark in _CLOSING or mark == "," or (mark == ":" and self._is_key):
+            self._end_text()
+        else:
+            self._go_on_with_text()
+        return behind
+
+    def _behind_three_quotes(self, text: str, at: int) -> int:
+        """Take further quotes: three of them end the text."""
+        if text[at] != self._quote:
+            self._go_on_with_text()
+            return at
+        self._held.append(self._quote)
+        if len(self._held) == 3:
+            self._end_text()
+        return at + 1
+
+    def _end_text(self) -> None:
+        self._held.clear()
+        self._tell('"')
+        self._step = self._behind_value
+
+    def _go_on_with_text(self) -> None:
+        self._tell(_escaped("".join(self._held)))
+        self._held.clear()
+        self._step = self._in_text
+
+    def _in_escape(self, text: str, at: int) -> int:
+        """Take the characters behind a backslash."""
+        mark = text[at]
+        if not self._escape:
+            if mark in _ESCAPES:
+                self._tell(_ESCAPES[mark])
+                self._step = self._in_text
+            elif mark in _DIGITS or mark in _OCTAL:
+                self._escape = mark
+            else:
+                self._tell("\\\\")  # Python keeps what it does not know
+                self._step = self._in_text
+                return at
+            return at + 1
+        kind = self._escape[0]
+        digits, most = (_HEX, 1 + _DIGITS[kind]) if kind in _DIGITS else (_OCTAL, 3)
+        if mark in digits and len(self._escape) < most:
+            self._escape += mark
+            at += 1
+            if len(self._escape) < most:
+                return at
+        self._tell(_escape_of(self._escape))
+        self._escape = ""
+        self._step = self._in_text
+        return at
+
+    # --- lists and dictionaries ---
+
+    def _want_entry(self, text: str, at: int) -> int:
+        """Take space, up to an entry or the end of what is open."""
+        if text[at] in SPACE or text[at] == ",":
+            return at + 1
+        bracket = self._open[-1]
+        if text[at] in _CLOSING:
+            return self._close(at)
+        if bracket.is_list:
+            if bracket.num_entries:
+                self._write(", ")
+            bracket.num_entries += 1
+        else:
+            self._is_key = True
+            self._key.clear()
+        self._step = self._want_key if self._is_key else self._want_value
+        return at
+
+    def _want_key(self, text: str, at: int) -> int:
+        """Begin a key: a text or a word; what else there is is one, too."""
+        if text[at] in _IN_TEXT:
+            return self._want_value(text, at)
+        self._step = self._in_word
+        return at
+
+    def _behind_value(self, text: str, at: int) -> int:
+        """Take what stands behind a value; further parts of an expression are left out."""
+        mark = text[at]
+        if self._word_depth or mark in _OPENING:
+            self._word_depth += (mark in _OPENING) - (mark in _CLOSING)
+            return at + 1
+        if self._is_key and (mark in _CLOSING or mark in ",:"):
+            return self._end_key(mark, at)
+        if mark == ",":
+            self._step = self._want_entry if self._open else self._want_name
+            return at + 1
+        if mark in _CLOSING:
+            return self._close(at) if self._open else self._end(text, at)
+        return at + 1
+
+    def _end_key(self, mark: str, at: int) -> int:
+        """Go on with the value of a key; a dictionary without any is a set, which is a list."""
+        bracket, key = self._open[-1], "".join(self._key)
+        self._is_key = False
+        is_text = key.startswith('"')
+        if mark != ":" and not bracket.num_entries:
+            bracket.is_list, bracket.num_entries = True, 1
+            self._write(f"[{key if is_text else _json_of(key)}")
+            self._step = self._behind_value
+            return at
+        separator = ", " if bracket.num_entries else "{"
+        bracket.num_entries += 1
+        self._write(f"{separator}{key if is_text else json.dumps(key, ensure_ascii=False)}: ")
+        self._step = self._want_value
+        return at + (mark == ":")
+
+    def _close(self, at: int) -> int:
+        bracket = self._open.pop()
+        if bracket.is_list:
+            self._write("]")
+        else:
+            self._write("}" if bracket.num_entries else "{}")
+        self._step = self._behind_value
+        return at + 1
+
+    def _end(self, text: str, at: int) -> int:
+        """Take the end of the call; where another bracket closes it is missing."""
+        self._write("}")
+        self.is_over = True
+        return at + (text[at] == ")")
+
+
+class _Bracket:
+    """A list or a dictionary that is open, and how many entries it has so far."""
+
+    __slots__ = ("is_list", "num_entries")
+
+    def __init__(self, *, is_list: bool) -> None:
+        self.is_list = is_list
+        self.num_entries = 0
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _escape_of(escape: str) -> str:
+    """Return the JSON of what follows a backslash: digits, with what says how many behind it."""
+    kind, digits = escape[0], escape[1:]
+    if kind in _OCTAL:
+        return _escaped(chr(int(escape, 8)))
+    if len(digits) < _DIGITS[kind]:
+        return f"\\\\{escape}"
+    if kind == "u":
+        return f"\\u{digits}"  # as it stands: it may be half of a character
+    number = int(digits, 16)
+    return _escaped(chr(number)) if number <= 0x10FFFF else f"\\\\{escape}"
+
+
+def _json_of(word: str) -> str:
+    """Return the JSON of a word or a number; of all else that of a text."""
+    if word in _WORDS:
+        return _WORDS[word]
+    if _NUMBER.fullmatch(word):
+        return word
+    if len(word) <= _MOST_NUMBER and _NUMBER_OF_PYTHON.fullmatch(word):
+        try:
+            return json.dumps(ast.literal_eval(word), allow_nan=False)
+        except (ValueError, SyntaxError):
+            pass
+    return json.dumps(word, ensure_ascii=False)
