@@ -177,7 +177,7 @@ class ControlPlaneConfig(SchedulingLimits):
     )
     tool_call_parser: str = setting(
         AUTO,
-        help="format of tool calls in answers of chats; auto: as the chat template writes them",
+        help="format of tool calls in answers of chats; auto: as the chat template shows",
         choices=TOOL_CALL_PARSERS,
     )
     reasoning_parser: str = setting(

@@ -15,11 +15,11 @@ from control_plane.core.tool_calls import ToolCalls
 from control_plane.engine.admission import Admission
 from control_plane.text.answers.parser import AnswerFormat
 from control_plane.text.answers.recognition import AnswerFormats
+from control_plane.text.answers.told_tools import ToldTools
 from control_plane.text.bounds import MAX_MESSAGES
 from control_plane.text.chat_template import (
     NO_TEMPLATE,
     ChatTemplate,
-    hides_tool_calls,
     up_to_the_end_of_the_last,
 )
 from control_plane.text.conversation import (
@@ -38,6 +38,7 @@ from control_plane.text.tokenizer import (
     SpellingTokenizer,
     Tokenizer,
 )
+from control_plane.text.tool_places import hides_tool_calls
 from planes.errors import ValidationError
 
 MAX_INLINE_CHARACTERS = 2048
@@ -208,7 +209,8 @@ class TextService:
         self._check_size(messages, tools)
         known = template_messages(messages)
         check_tools(tools or ())
-        if tools and self._answer_formats is not None and self._answer_formats.has_channels:
+        formats = self._answer_formats
+        if tools and formats is not None and formats.has_channels:
             tools = described(tools)  # gpt-oss's template reads it whether it is there or not
         opens = (
             not continue_final_message if add_generation_prompt is None else add_generation_prompt
@@ -218,14 +220,16 @@ class TextService:
         )
         if continue_final_message:
             render = functools.partial(up_to_the_end_of_the_last, render)
-        text = render(known, tools=tools)
-        if tools and text == render(known):
+        told = ToldTools(template, None if formats is None else formats.calls)
+        said, told_to_it = told.rewritten(known, tools)
+        text = render(said, tools=told_to_it)
+        if tools and text == render(told.rewritten(known, None).messages):
             # They would be ignored without a word.
             raise ValidationError(
                 "the model's chat template has no place for tools: it was not made to call any",
                 field="tools",
             )
-        if hides_tool_calls(functools.partial(render, tools=tools), known, text):
+        if hides_tool_calls(functools.partial(render, tools=told_to_it), said, text):
             raise ValidationError(
                 "the model's chat template has no place for tool calls", field="messages"
             )
@@ -235,11 +239,9 @@ class TextService:
             tokenizer.encode_plain if isinstance(tokenizer, PlainTokenizer) else tokenizer.encode
         )
         answer = None
-        if self._answer_formats is not None:
+        if formats is not None:
             continued = str(known[-1]["content"]) if continue_final_message else None
-            answer = self._answer_formats.of(
-                text, messages=known, tools=tools or (), continued=continued
-            )
+            answer = formats.of(text, messages=known, tools=tools or (), continued=continued)
         form_ids = encode(answer.form_opening) if answer and answer.form_opening else ()
         return ChatPrompt(text, encode(text), answer, form_ids)
 

@@ -7,6 +7,7 @@ given an object they fail, and others would spell it in Python's way.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -51,7 +52,8 @@ def form_of(render: Callable[..., str]) -> CallForm:
     TokenizationError.
     """
     ways = [CallForm(text, none) for none in (False, True) for text in (False, True)]
-    lengths = {form: length for form in ways if (length := _length_with_call(render, form))}
+    with_tools = functools.partial(render, tools=example_call.tools_for(render))
+    lengths = {form: length for form in ways if (length := _length_with_call(with_tools, form))}
     return min(
         lengths, key=lambda form: (form.arguments_are_text, lengths[form]), default=CallForm()
     )
@@ -61,7 +63,7 @@ def _length_with_call(render: Callable[..., str], form: CallForm) -> int:
     """Return how long a conversation with a call is; 0 where the call does not show."""
     messages = form.of([*example_call.ASKING, example_call.calling()])
     try:
-        text = render(messages, tools=[example_call.TOOL])
+        text = render(messages)
     except TokenizationError:
         return 0
     arguments = example_call.ARGUMENTS

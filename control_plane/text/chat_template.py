@@ -27,6 +27,7 @@ from control_plane.text.template_limits import (
     LimitedEnvironment,
     with_clock,
 )
+from control_plane.text.tool_places import ToolPlaces, places_of
 from planes.errors import TokenizationError, ValidationError
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
@@ -112,6 +113,11 @@ class ChatTemplate:
     def _call_form(self) -> CallForm:
         return form_of(functools.partial(self._rendered, add_generation_prompt=False))
 
+    @functools.cached_property
+    def tool_places(self) -> ToolPlaces:
+        """What of conversations with tools the template has places for."""
+        return places_of(functools.partial(self.render, add_generation_prompt=False))
+
     def _rendered(
         self,
         messages: Sequence[Mapping[str, object]],
@@ -173,24 +179,6 @@ def up_to_the_end_of_the_last(
             field="continue_final_message",
         )
     return text[:end] if text.startswith(_END, end) else text[:end].rstrip()
-
-
-def hides_tool_calls(
-    render: Callable[[Sequence[Mapping[str, object]]], str],
-    messages: Sequence[Mapping[str, object]],
-    text: str,
-) -> bool:
-    """Whether a template leaves out the tool calls of messages that `render` made `text` of."""
-    if not any(message.get("tool_calls") for message in messages):
-        return False
-    without = [
-        {key: value for key, value in message.items() if key != "tool_calls"}
-        for message in messages
-    ]
-    try:
-        return render(without) == text
-    except TokenizationError:  # it wants them
-        return False
 
 
 class _Generation(jinja2.ext.Extension):

@@ -5,8 +5,10 @@ What they write of it shows the format of calls, and in what form they want argu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
+
+from planes.errors import TokenizationError
 
 NAME: Final = "look_up"
 ARGUMENTS: Final[Mapping[str, object]] = {"key": "a b", "count": 729}
@@ -21,6 +23,17 @@ TOOL: Final[Mapping[str, object]] = {
 }
 ID: Final = "abcdefghi"
 """Mistral's templates refuse most others."""
+
+
+def tools_for(render: Callable[..., str]) -> list[Mapping[str, object]] | None:
+    """Return the tools of the example; None for a template that refuses any.
+
+    `render`: takes messages and `tools`, and raises TokenizationError.
+    """
+    try:
+        return [TOOL] if render(ASKING, tools=[TOOL]) else None
+    except TokenizationError:
+        return None
 
 
 def calling(

@@ -8,6 +8,7 @@ from typing import Final
 
 from control_plane.core.tool_calls import THINK
 from control_plane.text import example_call
+from control_plane.text.answers.call_readers import HermesReader
 from control_plane.text.answers.formats import AUTO, CALL_READERS, HARMONY, NONE, THOUGHT_MARKS
 from control_plane.text.answers.harmony_reader import (
     CHANNEL,
@@ -17,6 +18,7 @@ from control_plane.text.answers.harmony_reader import (
     HarmonyTextReader,
 )
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, parameters_of_tools
+from control_plane.text.answers.parameter_reader import ParameterReader
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.parts_reader import PartsReader
 from control_plane.text.answers.until import SPACE
@@ -43,7 +45,7 @@ class AnswerFormats:
         reasoning_parser: str = AUTO,
     ) -> None:
         if tool_call_parser == AUTO:
-            self.calls = None if template is None else format_of_calls(template)
+            self.calls = None if template is None else format_of_calls(template, tokenizer)
         else:
             self.calls = None if tool_call_parser == NONE else tool_call_parser
         if reasoning_parser == AUTO:
@@ -133,7 +135,55 @@ def _marks_of(template: ChatTemplate) -> str | None:
     return None
 
 
-def format_of_calls(template: ChatTemplate) -> str | None:
+def format_of_calls(template: ChatTemplate, tokenizer: Tokenizer) -> str | None:
+    """Return the format of a model's calls; None: none that is known, or one of several.
+
+    That is the one in which the template writes a call; of those that write none the one whose
+    marks are in what they tell of tools, or in the vocabulary; and of those that know nothing of
+    tools, and so are told in a message, Hermes', which many models have learnt elsewhere.
+    """
+    places = template.tool_places
+    if places.writes_calls:
+        return _format_as_written(template)
+    told = _format_as_told(template) if places.tells else None
+    found = told or _format_of_vocabulary(tokenizer)
+    if found or places.tells or not places.role_of_told:
+        return found
+    return HermesReader.FORMAT
+
+
+def _format_as_told(template: ChatTemplate) -> str | None:
+    """Return the one format all of whose marks are in what a template tells of tools.
+
+    Some have another's mark and one more.
+    """
+    try:
+        text = template.render(example_call.ASKING, tools=[example_call.TOOL])
+    except TokenizationError:
+        return None
+    marks = {name: _own_marks(reader) for name, reader in CALL_READERS.items() if reader.MARKERS}
+    told = [name for name, those in marks.items() if all(mark in text for mark in those)]
+    most = max((len(marks[name]) for name in told), default=0)
+    found = [name for name in told if len(marks[name]) == most]
+    return found[0] if len(found) == 1 else None
+
+
+def _own_marks(reader: type[PartsReader]) -> Sequence[str]:
+    first = reader.MARKERS[0]
+    return (first, reader.PARAMETER) if issubclass(reader, ParameterReader) else (first,)
+
+
+def _format_of_vocabulary(tokenizer: Tokenizer) -> str | None:
+    """Return the one format whose calls begin with a special token of a vocabulary."""
+    found = [
+        name
+        for name, reader in CALL_READERS.items()
+        if _special_tokens(tokenizer, reader.MARKERS[:1])
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _format_as_written(template: ChatTemplate) -> str | None:
     """Return the one format in which a template writes a call; None: none that is known, or two.
 
     It is given a conversation with a call, and what it writes is read.

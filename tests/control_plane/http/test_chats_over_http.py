@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 PATH = "/v1/chat/completions"
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 TOOL = {
     "type": "function",
     "function": {"name": "weather", "description": "of today", "parameters": {"type": "object"}},
@@ -79,7 +82,20 @@ def test_tools_go_to_the_template_unless_none_may_be_called(on_loop):
     on_loop(test)
 
 
-def test_a_template_that_ignores_tools_is_not_given_any(on_loop):
+def test_a_model_whose_template_ignores_tools_is_told_of_them_in_a_message(on_loop):
+    async def test(served):
+        await served.chat("Hi", tools=[TOOL], max_tokens=1)
+        await served.chat("Hi", tools=[TOOL], tool_choice="none", max_tokens=1)
+        told, plain = map(prompt_of, (request for request in served.engine.submitted))
+        assert told.startswith("<system># Tools")
+        assert json.dumps(TOOL) in told
+        assert told.endswith("<user>Hi")
+        assert plain == "<user>Hi"
+
+    on_loop(test, template=PLAIN, max_model_len=4096)
+
+
+def test_where_nothing_can_be_told_tools_are_refused(on_loop):
     async def test(served):
         body = {
             "model": "tiny/bytes",
@@ -90,7 +106,7 @@ def test_a_template_that_ignores_tools_is_not_given_any(on_loop):
         assert error["param"] == "tools"
         assert "has no place for tools" in error["message"]
 
-    on_loop(test, template="{{ messages[0].content }}")
+    on_loop(test, template="Hi")
 
 
 def test_a_model_without_a_template_says_so(on_loop):

@@ -114,7 +114,23 @@ def test_what_belongs_to_one_turn_of_the_assistant_is_one_message(items, message
     assert plain_input(given) == plain_messages(said)
 
 
-def test_a_template_without_a_place_for_tools_or_calls_is_told(on_loop):
+def test_calls_that_a_template_leaves_out_are_written_in_their_message(on_loop):
+    async def test(served):
+        given = [
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'},
+            {"type": "function_call_output", "call_id": "1", "output": "42"},
+        ]
+        await served.respond(given, tools=[TOOL], max_output_tokens=1)
+        prompt = bytes(served.engine.submitted[0].input_tokens).decode()
+        call = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+        assert prompt.startswith("<system># Tools")
+        assert prompt.endswith(f"<assistant>{call}<user><tool_response>\n42\n</tool_response>")
+
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    on_loop(test, template=template, max_model_len=4096)
+
+
+def test_a_template_without_any_place_for_tools_or_calls_is_told(on_loop):
     async def test(served):
         error = await served.error(PATH, {"model": "tiny/bytes", "input": "Hi", "tools": [TOOL]})
         assert (error["param"], error["code"]) == ("tools", "invalid_value")
@@ -123,7 +139,7 @@ def test_a_template_without_a_place_for_tools_or_calls_is_told(on_loop):
         assert error["param"] == "input"
         assert "has no place for tool calls" in error["message"]
 
-    on_loop(test, template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    on_loop(test, template="Hi")
 
 
 def test_numbers_that_json_does_not_have_are_refused(on_loop):

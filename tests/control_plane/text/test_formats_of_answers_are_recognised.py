@@ -86,8 +86,8 @@ def formats(source, **options) -> AnswerFormats:
         (QWEN, "hermes", "think"),
         (MISTRAL, "mistral", None),
         (MISTRAL_SMALL, "mistral", None),
-        (MARKED, None, None),
-        (DEEPSEEK, None, "think"),
+        (MARKED, "hermes", None),  # told of tools in a message, as all that know nothing of them
+        (DEEPSEEK, "hermes", "think"),
         (
             QWQ,
             "hermes",
@@ -105,7 +105,7 @@ def formats(source, **options) -> AnswerFormats:
         (writing(f"<tool_call>{CODER}</tool_call>"), "qwen3_coder", None),
         (writing(f"<tool_call>{CODER}{HERMES}"), None, None),  # two formats
         (writing(HERMES + CODER), None, None),
-        ("{{ messages[0].content }}", None, None),
+        ("{{ messages[0].content }}", "hermes", None),
         ("{{ raise_exception('no') }}", None, None),
         ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>", None, None),
         (writing(HERMES), "hermes", None),
@@ -122,11 +122,11 @@ def formats(source, **options) -> AnswerFormats:
         (LATE.replace("99999", "99"), "hermes", None),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", None, None),
         ("{{ messages[1].nothing.at_all }}", None, None),
-        ("{{ messages[0].content }}<think>", None, "think"),
-        ("{{ messages[0].content.split('</think>')[-1] }}", None, "think"),
-        ("{{ messages[0].content }}[THINK]", None, "mistral"),
-        ("{{ messages[0].content.split('[/THINK]')[-1] }}", None, "mistral"),
-        ("[THINK]{{ messages[0].content.split('</think>')[-1] }}", None, "think"),
+        ("{{ messages[0].content }}<think>", "hermes", "think"),
+        ("{{ messages[0].content.split('</think>')[-1] }}", "hermes", "think"),
+        ("{{ messages[0].content }}[THINK]", "hermes", "mistral"),
+        ("{{ messages[0].content.split('[/THINK]')[-1] }}", "hermes", "mistral"),
+        ("[THINK]{{ messages[0].content.split('</think>')[-1] }}", "hermes", "think"),
         (None, None, None),
     ],
 )
@@ -135,8 +135,8 @@ def test_the_template_shows_the_format(source, calls, reasoning):
     assert (known.calls, known.reasoning) == (calls, reasoning)
 
 
-def test_a_model_whose_template_knows_neither_is_read_as_text():
-    assert formats(MARKED).of("A: ", tools=[TOOL]) is None
+def test_without_tools_an_answer_is_read_as_text_where_its_template_knows_no_reasoning():
+    assert formats(MARKED).of("A: ", tools=[]) is None
     assert formats(LLAMA).of("", tools=[]) is None
 
 

@@ -1,0 +1,91 @@
+"""What of conversations with tools a chat template has places for, as examples show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from control_plane.text import example_call
+from planes.errors import TokenizationError
+
+_SAID: Final = "what-is-said"
+"""In the messages of examples. Nothing that templates would write of themselves."""
+
+_ROLES_OF_RESULTS: Final = ("tool", "environment")
+"""What templates call it; the second is OLMo's."""
+
+
+class ToolPlaces(NamedTuple):
+    """Whether a template tells of tools, and writes calls of earlier messages.
+
+    `role_of_results`: with which it writes their results; None: with none. `role_of_told`: with
+    which it writes what a first message says, best `system`; None: it takes no example.
+    """
+
+    tells: bool
+    writes_calls: bool
+    role_of_results: str | None
+    role_of_told: str | None
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it was made for a model that was made to call any."""
+        return self.tells or self.writes_calls
+
+
+def places_of(render: Callable[..., str]) -> ToolPlaces:
+    """Return them. `render`: takes messages and `tools`, and raises TokenizationError."""
+
+    def text_of(
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> str:
+        try:
+            return render(messages, tools=tools)
+        except TokenizationError:
+            return ""
+
+    asking, calling = example_call.ASKING, example_call.calling()
+    tools = example_call.tools_for(render)
+    called = text_of([*asking, calling], tools)
+    writes_calls = bool(called) and not hides_tool_calls(
+        lambda messages: render(messages, tools=tools), [*asking, calling], called
+    )
+    if not writes_calls:
+        calling = {"role": "assistant", "content": example_call.NAME}
+    result = {"content": _SAID, "tool_call_id": example_call.ID, "name": example_call.NAME}
+    roles = (
+        role
+        for role in _ROLES_OF_RESULTS
+        if _SAID in text_of([*asking, calling, {**result, "role": role}], tools)
+    )
+    return ToolPlaces(
+        tells=bool(tools) and example_call.NAME in text_of(asking, tools),
+        writes_calls=writes_calls,
+        role_of_results=next(roles, None),
+        role_of_told=_role_of_told(text_of),
+    )
+
+
+def _role_of_told(text_of: Callable[[Sequence[Mapping[str, object]]], str]) -> str | None:
+    if _SAID in text_of([{"role": "system", "content": _SAID}, *example_call.ASKING]):
+        return "system"
+    return "user" if _SAID in text_of([{"role": "user", "content": _SAID}]) else None
+
+
+def hides_tool_calls(
+    render: Callable[[Sequence[Mapping[str, object]]], str],
+    messages: Sequence[Mapping[str, object]],
+    text: str,
+) -> bool:
+    """Whether a template leaves out the tool calls of messages that `render` made `text` of."""
+    if not any(message.get("tool_calls") for message in messages):
+        return False
+    without = [
+        {key: value for key, value in message.items() if key != "tool_calls"}
+        for message in messages
+    ]
+    try:
+        return render(without) == text
+    except TokenizationError:  # it wants them
+        return False
