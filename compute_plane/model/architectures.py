@@ -122,6 +122,19 @@ ARCHITECTURES: Final = {
         "ERNIE 4.5 MoE", turns_neighbours="always", experts="always", predicts_ahead=True
     ),
     "dots1": Architecture("dots.llm1", has_head_norms=True, experts="always"),
+    "exaone-moe": Architecture(
+        "K-EXAONE",
+        has_head_norms=True,
+        experts="always",
+        turns_in_windows=True,
+        predicts_ahead=True,
+    ),
+    "olmoe": Architecture(
+        "OLMoE", has_head_norms=True, norms_heads_together=True, experts="always"
+    ),
+    "minimax-m2": Architecture(
+        "MiniMax-M2", has_head_norms=True, norms_heads_together=True, experts="always"
+    ),
     "gpt-oss": Architecture(
         "gpt-oss",
         has_qkv_bias=True,

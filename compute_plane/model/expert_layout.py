@@ -37,6 +37,8 @@ their own: E experts, M of them; I: `ModelSpec.intermediate_size`.
     LFM2       feed_forward.gate.weight               [E, hidden]       feed_forward.expert_bias [E], added where experts are chosen
                feed_forward.experts.M.w1.weight       [I, hidden]       as Mixtral's
     GLM-4.5    mlp.gate.e_score_correction_bias       [E]               dots.llm1 as well
+    K-EXAONE   mlp.e_score_correction_bias            [E]
+    MiniMax-M2 as Mixtral, and block_sparse_moe.e_score_correction_bias [E]
     ERNIE 4.5  mlp.moe_statics.e_score_correction_bias [1, E]
 """  # noqa: E501 - a table
 
@@ -72,6 +74,7 @@ GGUF_NAMES: Final = {
 """Of a GGUF file's tensors, the experts' of one kind in one."""
 
 _NUMBERED: Final = {GATE: "w1", UP: "w3", DOWN: "w2"}
+_MLP: Final = "mlp"
 _BLOCK: Final = "block_sparse_moe"
 _CORRECTION: Final = "e_score_correction_bias"
 _SHARED_OF_QWEN2: Final = "mlp.shared_expert"
@@ -79,6 +82,7 @@ _SHARE_ONE: Final = ("qwen2moe", "qwen3next", "qwen35moe")
 _OWN_EXPERTS: Final = {
     "mixtral": (_BLOCK, ""),
     "lfm2moe": ("feed_forward", "expert_bias"),
+    "minimax-m2": (_BLOCK, _CORRECTION),
 }
 """By architecture, what holds experts with w1, w2 and w3, and what it calls their correction."""
 _OF_GRANITE: Final = ("granitemoe", "granitehybrid")
@@ -155,7 +159,9 @@ def stored_mixture(
         yield from _named_by_number(spec, mixture, *_OWN_EXPERTS[spec.architecture])
     elif mixture.corrects_choice:
         module, shape = ROUTER, (mixture.num_experts,)
-        if spec.architecture == "ernie4_5-moe":
+        if spec.architecture == "exaone-moe":
+            module = _MLP
+        elif spec.architecture == "ernie4_5-moe":
             module, shape = _STATICS_OF_ERNIE, (1, mixture.num_experts)
         yield f"{CORRECTION}.bias", RowsOfRole(f"{module}.{_CORRECTION}", 0, 1, shape)
     elif spec.architecture in _OF_GRANITE:

@@ -36,7 +36,7 @@ from compute_plane.model.windows import turning_in_windows, turning_unscaled, wi
 PHI3 = "phi3"
 GLM4 = "glm4"
 GLM4_MOE = "glm4moe"
-TURN_IN_PART = (PHI3, GLM4, GLM4_MOE, "qwen3next", "qwen35", "qwen35moe")
+TURN_IN_PART = (PHI3, GLM4, GLM4_MOE, "minimax-m2", "qwen3next", "qwen35", "qwen35moe")
 SECTIONS = "rope.dimension_sections"
 SMOLLM3 = "smollm3"
 SMOLLM3_INTERVAL = 4
@@ -85,7 +85,8 @@ def read_gguf_spec(
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
             "Qwen3, Qwen3-VL, Qwen3-Next, Qwen3.5, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, "
-            "Seed-OSS, EXAONE 4, OLMo 2, SmolLM3, Granite, Gemma 3, LFM2, DeepSeek, gpt-oss)",
+            "Seed-OSS, EXAONE 4, K-EXAONE, OLMo 2, OLMoE, MiniMax-M2, SmolLM3, Granite, Gemma 3, "
+            "LFM2, DeepSeek, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")

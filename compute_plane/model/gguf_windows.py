@@ -16,7 +16,7 @@ PATTERN: Final = "attention.sliding_window_pattern"
 PHI3: Final = "phi3."
 GEMMA3: Final = "gemma3."
 OLMO2: Final = "olmo2."
-PERIODS: Final = {GEMMA3: 6, "gpt-oss.": 2, "exaone4.": 4, OLMO2: 4}
+PERIODS: Final = {GEMMA3: 6, "gpt-oss.": 2, "exaone4.": 4, "exaone-moe.": 4, OLMO2: 4}
 """Of which the last layer has no window, in models whose files do not say it."""
 PHI3_WINDOW: Final = 2047
 """Of Phi-3 models of 4096 positions whose files were made before there was a key for it."""

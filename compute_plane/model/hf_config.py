@@ -10,6 +10,7 @@ from compute_plane.model.hf_granite4 import SHARED_SIZE, has_experts
 from compute_plane.model.hf_granite_swa import with_own_bases
 from compute_plane.model.hf_latents import config_latents
 from compute_plane.model.hf_lfm2 import lfm2_intermediate_size, refuse_other_lfm2
+from compute_plane.model.hf_minimax import minimax_rotary_share, refuse_other_minimax
 from compute_plane.model.hf_model_types import (
     DEEPSEEK3,
     GEMMA3,
@@ -21,9 +22,11 @@ from compute_plane.model.hf_model_types import (
     KIMI_K2,
     LFM2,
     LFM2_MOE,
+    MINIMAX_M2,
     MINISTRAL3,
     MODEL_TYPES,
     OLMO3,
+    OLMOE,
     PHI3,
     SMOLLM3,
     ModelType,
@@ -117,7 +120,9 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         tie_embeddings=kind.ties if ties is None else ties,
         num_parameters=0,
         weight_format="",
-        rotary_dim=_rotary_dim(turning, kind, head_dim) if latents is None else latents.turning,
+        rotary_dim=_rotary_dim(turning, kind, head_dim, model_type)
+        if latents is None
+        else latents.turning,
         layers_without_rope=_layers_without_rope(config, model_type, num_layers),
         mixture=config_mixture(config, model_type),
         lacks_qkv_bias=_lacks_qkv_bias(config, kind),
@@ -188,9 +193,12 @@ def _head_dim(config: JsonObject, kind: ModelType, hidden_size: int, num_heads: 
     return hidden_size // num_heads
 
 
-def _rotary_dim(config: JsonObject, kind: ModelType, head_dim: int) -> int | None:
+def _rotary_dim(config: JsonObject, kind: ModelType, head_dim: int, model_type: str) -> int | None:
     """Return how many elements of a head turn; None: all."""
-    share = rotary_share(config, kind.rotary_share)
+    meant = kind.rotary_share
+    if model_type == MINIMAX_M2:
+        meant = minimax_rotary_share(config, head_dim)
+    share = rotary_share(config, meant)
     if share == 1.0:
         return None
     if not kind.turns_in_part:
@@ -269,6 +277,10 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         _refuse_other_gpt_oss(config)
     if model_type in (LFM2, LFM2_MOE):
         refuse_other_lfm2(config)
+    if model_type == MINIMAX_M2:
+        refuse_other_minimax(config)
+    if model_type == OLMOE and config.raw("clip_qkv") is not None:
+        raise UnsupportedModelError(config.path, "clip_qkv is not supported")
     has_own_rules = _says_qkv_bias(kind) or model_type == GPT_OSS
     biases = "mlp_bias", "attention_out_bias", "use_bias"
     for key in biases if has_own_rules else ("attention_bias", *biases):

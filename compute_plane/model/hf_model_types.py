@@ -24,9 +24,13 @@ ERNIE = "ernie4_5"
 ERNIE_MOE = "ernie4_5_moe"
 SEED_OSS = "seed_oss"
 EXAONE4 = "exaone4"
+EXAONE_MOE = "exaone_moe"
 SMOLLM3 = "smollm3"
 OLMO2 = "olmo2"
 OLMO3 = "olmo3"
+OLMOE = "olmoe"
+MINIMAX_M2 = "minimax_m2"
+SOLAR_OPEN = "solar_open"
 GRANITE = "granite"
 GRANITE4 = "granitemoehybrid"
 GRANITE_MOE = "granitemoe"
@@ -159,7 +163,33 @@ MODEL_TYPES: Final = {
         rotary_share=0.5,
         has_qkv_bias=False,
     ),
+    SOLAR_OPEN: ModelType(
+        "glm4moe",
+        "SolarOpenForCausalLM",
+        num_kv_heads=8,
+        head_dim=128,
+        rope_theta=1e6,
+        rms_norm_eps=1e-5,
+        turns_in_part=True,
+        has_qkv_bias=False,
+    ),
     DOTS1: ModelType("dots1", "Dots1ForCausalLM", num_kv_heads=32),
+    EXAONE_MOE: ModelType(
+        "exaone-moe",
+        "ExaoneMoeForCausalLM",
+        num_kv_heads=32,
+        rms_norm_eps=1e-5,
+        older_class_name="ExaoneMoEForCausalLM",
+    ),
+    OLMOE: ModelType("olmoe", "OlmoeForCausalLM", rms_norm_eps=1e-5),
+    MINIMAX_M2: ModelType(
+        "minimax-m2",
+        "MiniMaxM2ForCausalLM",
+        num_kv_heads=8,
+        head_dim=128,
+        rope_theta=5e6,
+        turns_in_part=True,
+    ),
     ERNIE_MOE: ModelType(
         "ernie4_5-moe",
         "Ernie4_5_MoeForCausalLM",

@@ -29,6 +29,7 @@ from compute_plane.model.hf_model_types import (
     DEEPSEEK3,
     DOTS1,
     ERNIE_MOE,
+    EXAONE_MOE,
     GLM4_MOE,
     GLM4_MOE_LITE,
     GPT_OSS,
@@ -36,18 +37,21 @@ from compute_plane.model.hf_model_types import (
     GRANITE_MOE,
     KIMI_K2,
     LFM2_MOE,
+    MINIMAX_M2,
     MIXTRAL,
+    OLMOE,
     QWEN2_MOE,
     QWEN3_5_MOE,
     QWEN3_MOE,
     QWEN3_NEXT,
+    SOLAR_OPEN,
 )
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.spec import Mixture
 
 OWN_WIDTHS: Final = (
     QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_MOE, GLM4_MOE, DOTS1, ERNIE_MOE,
-    LFM2_MOE, DEEPSEEK2, DEEPSEEK3, KIMI_K2, GLM4_MOE_LITE,
+    LFM2_MOE, DEEPSEEK2, DEEPSEEK3, KIMI_K2, GLM4_MOE_LITE, EXAONE_MOE, SOLAR_OPEN,
 )  # fmt: skip
 """Model types whose experts have a width by a key of its own."""
 EXPERT_WIDTH: Final = "moe_intermediate_size"
@@ -68,6 +72,10 @@ DEFAULTS: Final[dict[str, tuple[int | None, int | None]]] = {
     DEEPSEEK3: (256, 8),
     KIMI_K2: (256, 8),
     GLM4_MOE_LITE: (64, 4),
+    EXAONE_MOE: (64, 8),
+    SOLAR_OPEN: (128, 8),
+    OLMOE: (64, 8),
+    MINIMAX_M2: (256, 8),
 }
 """Of a model type with experts: how many, and how many a token, where config.json does not say."""
 COUNTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -81,7 +89,8 @@ SHARED_SIZES: Final = {QWEN2_MOE: 5632, QWEN3_NEXT: 512, QWEN3_5_MOE: 512}
 class _Meant:
     """What config.json means of a model that chooses experts as DeepSeek-V3 does.
 
-    `groups`: how many there are, and how many a token has.
+    `groups`: how many there are, and how many a token has. `counts_shared`: the key of how many
+    experts are shared.
     """
 
     normalises: bool = True
@@ -89,6 +98,7 @@ class _Meant:
     num_shared: int | None = 1
     dense_layers: int = 0
     groups: tuple[int, int] = (1, 1)
+    counts_shared: str = "n_shared_experts"
 
 
 OF_DEEPSEEK3: Final = {
@@ -97,6 +107,8 @@ OF_DEEPSEEK3: Final = {
     GLM4_MOE_LITE: _Meant(weight_scale=1.8, dense_layers=1),
     DEEPSEEK3: _Meant(weight_scale=2.5, dense_layers=3, groups=(8, 4)),
     KIMI_K2: _Meant(weight_scale=2.5, dense_layers=3, groups=(8, 4)),
+    EXAONE_MOE: _Meant(weight_scale=2.5, dense_layers=1, counts_shared="num_shared_experts"),
+    SOLAR_OPEN: _Meant(),
 }
 GREEDY, IN_GROUPS = "greedy", "group_limited_greedy"
 """How DeepSeek-V2 chooses experts."""
@@ -114,7 +126,7 @@ def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
     if model_type in (QWEN3_MOE, *SHARED_SIZES):
         _refuse_dense_layers(config)
     normalises = True
-    if model_type in (QWEN2_MOE, QWEN3_MOE, DOTS1):
+    if model_type in (QWEN2_MOE, QWEN3_MOE, DOTS1, OLMOE):
         normalises = bool(config.boolean("norm_topk_prob"))
     elif model_type == QWEN3_NEXT:
         normalises = config.boolean("norm_topk_prob") is not False
@@ -131,6 +143,8 @@ def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
         mixture = dataclasses.replace(mixture, shared_size=shared_size)
     elif model_type == LFM2_MOE:
         mixture = _of_lfm2(config, mixture)
+    elif model_type == MINIMAX_M2:
+        mixture = _of_minimax(config, mixture)
     elif model_type == ERNIE_MOE:
         mixture = _of_ernie(config, mixture)
     elif model_type == DEEPSEEK2:
@@ -156,25 +170,26 @@ def _of_deepseek3(config: JsonObject, mixture: Mixture, meant: _Meant) -> Mixtur
     said = config.boolean("norm_topk_prob")
     num_groups = config.optional_integer("n_group")
     groups_per_token = config.optional_integer("topk_group")
+    dense_layers = _dense_layers(config, meant.dense_layers)
     return dataclasses.replace(
         mixture,
         normalises_weights=meant.normalises if said is None else said,
         scores="sigmoid",
         weight_scale=config.number("routed_scaling_factor", meant.weight_scale),
         corrects_choice=True,
-        shared_size=_num_shared(config, meant.num_shared) * config.integer(EXPERT_WIDTH),
-        dense_layers=_dense_layers(config, meant.dense_layers),
-        dense_size=config.integer("intermediate_size"),
+        shared_size=_num_shared(config, meant) * config.integer(EXPERT_WIDTH),
+        dense_layers=dense_layers,
+        dense_size=config.integer("intermediate_size") if dense_layers else 0,
         num_groups=meant.groups[0] if num_groups is None else num_groups,
         groups_per_token=meant.groups[1] if groups_per_token is None else groups_per_token,
     )
 
 
-def _num_shared(config: JsonObject, meant: int | None) -> int:
-    key = "n_shared_experts"
+def _num_shared(config: JsonObject, meant: _Meant) -> int:
+    key = meant.counts_shared
     if config.has(key) and config.optional_integer(key) is None:
         raise UnsupportedModelError(config.path, f"{key} = null is not supported")
-    return config.integer(key, meant)
+    return config.integer(key, meant.num_shared)
 
 
 def _of_deepseek2(config: JsonObject, mixture: Mixture) -> Mixture:
@@ -195,7 +210,7 @@ def _of_deepseek2(config: JsonObject, mixture: Mixture) -> Mixture:
         mixture,
         normalises_weights=False,
         weight_scale=config.number("routed_scaling_factor", 1.0),
-        shared_size=_num_shared(config, 2) * config.integer(EXPERT_WIDTH),
+        shared_size=_num_shared(config, _Meant(num_shared=2)) * config.integer(EXPERT_WIDTH),
         dense_layers=_dense_layers(config, 0),
         dense_size=config.integer("intermediate_size"),
         num_groups=num_groups,
@@ -248,6 +263,14 @@ def _of_ernie(config: JsonObject, mixture: Mixture) -> Mixture:
         dense_layers=config.integer("moe_layer_start_index", 1),
         dense_size=config.integer("intermediate_size"),
     )
+
+
+def _of_minimax(config: JsonObject, mixture: Mixture) -> Mixture:
+    """Return what a MiniMax-M2 says besides."""
+    _refuse_other(config, "scoring_func", "sigmoid")
+    if config.integer("shared_intermediate_size", 0):
+        raise UnsupportedModelError(config.path, "shared_intermediate_size is not supported")
+    return dataclasses.replace(mixture, scores="sigmoid", corrects_choice=True)
 
 
 def _of_lfm2(config: JsonObject, mixture: Mixture) -> Mixture:

@@ -36,6 +36,10 @@ _CASED_WORDS = (
 )
 _TEKKEN = _CASED_WORDS % ("", "", r"\p{N}")
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _O200K = _CASED_WORDS % (_ENDINGS, _ENDINGS, r"\p{N}{1,3}")
 _CASED_LETTERS = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
@@ -161,7 +165,10 @@ WORD_SPLITS = {
     "chatglm-bpe": _LLAMA3_WORDS,
     "gpt-4o": _O200K_SPLIT,
     "kanana2": _O200K_SPLIT,
+    "minimax-m2": _O200K_SPLIT,
     "qwen2": _QWEN2_SPLIT,
+    "solar-open": WordSplit(_split(_QWEN2)),
+    "exaone-moe": WordSplit(_split(_EXAONE_MOE)),
     "qwen35": WordSplit(_split(_QWEN35), normalizer={"type": "NFC"}),
     "deepseek-r1-qwen": _QWEN2_SPLIT,
     "deepseek-llm": WordSplit(_split(*_DEEPSEEK_LLM, digits_apart=True)),

@@ -85,6 +85,7 @@ KINDS = {
     "DeltaNet in float32": ("float32", {}, "float32"),
     "DeltaNet in Q4_1": ("auto", {EVERY: Q4_1}, "bfloat16"),
     "OLMo 2 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
+    "MiniMax in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "LFM2 in float32": ("float32", {}, "float32"),
     "LFM2 in Q8_0": ("auto", {EVERY: Q8_0}, "bfloat16"),
     "Mamba-2 in float32": ("float32", {}, "float32"),
@@ -117,6 +118,11 @@ def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
     spec = replace(SPEC, architecture=architecture)
     if kind.startswith("mixture"):
         spec = replace(spec, architecture="mixtral", mixture=Mixture(7, 3))
+    if kind.startswith("MiniMax"):
+        mixture = Mixture(7, 3, scores="sigmoid", corrects_choice=True)
+        spec = replace(
+            spec, architecture="minimax-m2", mixture=mixture, rotary_dim=spec.head_dim // 2
+        )
     if kind.startswith("shared"):
         mixture = Mixture(
             7, 3, True, "sigmoid", 1.5, True, shared_size=96, gates_shared=True,

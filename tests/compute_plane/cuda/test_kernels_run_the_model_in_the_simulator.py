@@ -152,6 +152,7 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
         pytest.param("gemma3", "float8", marks=pytest.mark.slow),
         pytest.param("exaone4", "bfloat16", marks=pytest.mark.slow),
         pytest.param("olmo2", "bfloat16", marks=pytest.mark.wide),
+        pytest.param("minimax-m2", "bfloat16", marks=pytest.mark.wide),
     ],
 )
 def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_token(
@@ -160,6 +161,9 @@ def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_t
     spec = replace(SPEC, architecture=architecture, num_layers=1, num_heads=2, num_kv_heads=1)
     if architecture == "qwen3moe":
         spec = replace(spec, mixture=Mixture(5, 2))
+    if architecture == "minimax-m2":
+        mixture = Mixture(5, 2, scores="sigmoid", corrects_choice=True)
+        spec = replace(spec, mixture=mixture, rotary_dim=spec.head_dim // 2)
     if architecture == "gemma3":
         layers = frozenset({0})
         spec = replace(spec, head_dim=256, window=2, layers_with_window=layers)

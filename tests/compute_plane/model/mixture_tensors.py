@@ -9,9 +9,12 @@ import numpy as np
 
 OF_QWEN = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
 """Architectures whose shared MLP has a gate."""
-SHARING = (*OF_QWEN, "glm4_moe", "ernie4_5_moe", "dots1")
+OF_GLM = ("glm4_moe", "dots1", "exaone_moe", "solar_open")
+"""Architectures that choose experts as DeepSeek-V3 does."""
+SHARING = (*OF_QWEN, *OF_GLM, "ernie4_5_moe")
 """Architectures with experts and an MLP beside them."""
-MIXTURES = ("mixtral", "qwen3_moe", "granitemoe", "gpt_oss", *SHARING)
+LIKE_MIXTRAL = ("mixtral", "minimax_m2")
+MIXTURES = (*LIKE_MIXTRAL, "qwen3_moe", "granitemoe", "gpt_oss", "olmoe", *SHARING)
 """Architectures with experts."""
 SHARED = dict.fromkeys(OF_QWEN, "mlp.shared_expert")
 SHARED_SIZE = 48
@@ -35,7 +38,7 @@ def mixture_shapes(model: Any) -> dict[str, tuple[int, ...]]:
             "mlp.experts.down_proj": (count, inner, hidden),
             "mlp.experts.down_proj_bias": (count, hidden),
         }
-    is_mixtral = model.architecture == "mixtral"
+    is_mixtral = model.architecture in LIKE_MIXTRAL
     prefix = "block_sparse_moe" if is_mixtral else "mlp"
     names = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
     shapes = (inner, hidden), (inner, hidden), (hidden, inner)
@@ -43,6 +46,8 @@ def mixture_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     for expert in range(count):
         for name, shape in zip(names, shapes, strict=True):
             found[f"{prefix}.experts.{expert}.{name}.weight"] = shape
+    if model.architecture == "minimax_m2":
+        found[f"{prefix}.e_score_correction_bias"] = (count,)
     return found | _shared_shapes(model)
 
 
@@ -62,6 +67,8 @@ def _shared_shapes(model: Any) -> dict[str, tuple[int, ...]]:
         found["mlp.shared_expert_gate.weight"] = (1, hidden)
     elif model.architecture == "ernie4_5_moe":
         found["mlp.moe_statics.e_score_correction_bias"] = (1, count)
+    elif model.architecture == "exaone_moe":
+        found["mlp.e_score_correction_bias"] = (count,)
     else:
         found["mlp.gate.e_score_correction_bias"] = (count,)
     return found
@@ -87,6 +94,13 @@ def config_of(model: Any) -> dict[str, Any]:
             "num_nextn_predict_layers": 0, **of_glm,
         },
         "dots1": of_glm,
+        "solar_open": of_glm,
+        "exaone_moe": {
+            "num_experts": model.num_experts, "num_shared_experts": 2,
+            "routed_scaling_factor": 1.75, "first_k_dense_replace": model.dense_layers,
+            "pad_token_id": 0,
+        },
+        "olmoe": {"num_experts": model.num_experts, "pad_token_id": 0},
         "ernie4_5_moe": {
             "moe_num_experts": model.num_experts, "moe_k": 2, "moe_num_shared_experts": 2,
             "moe_layer_start_index": model.dense_layers, "moe_layer_end_index": -1,
@@ -105,7 +119,7 @@ def keys_of(model: Any) -> dict[str, Any]:
         "expert_used_count": 2,
         "expert_feed_forward_length": model.intermediate_size,
     }
-    if model.architecture in ("glm4_moe", "dots1"):
+    if model.architecture in OF_GLM:
         keys |= {"expert_weights_norm": True, "expert_weights_scale": 1.75}
         keys |= {"expert_gating_func": 2, "expert_shared_count": 2}
     if model.dense_layers:

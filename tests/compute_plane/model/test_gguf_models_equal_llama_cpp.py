@@ -75,6 +75,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"attention.sliding_window": 6, "attention.sliding_window_pattern": 4},
         {},
     ),
+    "exaone moe": (
+        {"architecture": "exaone_moe", "num_layers": 5, "dense_layers": 1},
+        {
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": 4,
+            "expert_shared_feed_forward_length": 192,
+        },
+        {},
+    ),
+    "solar": ({"architecture": "solar_open", "has_extras": False}, {}, {}),
+    "olmoe": ({"architecture": "olmoe", "num_kv_heads": 4}, {}, {}),
+    "minimax": ({"architecture": "minimax_m2", **HALF}, {"expert_gating_func": 2}, {}),
     "smollm3": ({"architecture": "smollm3", "num_layers": 5}, {}, {}),
     "granite": ({"architecture": "granite"}, MULTIPLIERS, {}),
     "granite moe": ({"architecture": "granitemoe"}, MULTIPLIERS, {}),

@@ -31,7 +31,7 @@ TEXTS = (
 )
 CAMELS = "CamelCaseWord HTTPServer iPhone XMLHttpRequest"
 CAPITALS, COMPOSED_TEXT = "ÉCOLE ÀÈ", "e\u0301 combining, e\u0300x"
-BY_LETTERS = ("gpt-4o", "kanana2", "tekken")
+BY_LETTERS = ("gpt-4o", "kanana2", "minimax-m2", "tekken")
 """llama.cpp takes capitals for what is not a to z, so that É alone is a word."""
 ONE_CASE = ("kimi-k2", "youtu")
 """llama.cpp knows no capitals here, and where they begin a word these models do."""

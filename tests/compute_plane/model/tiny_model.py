@@ -129,11 +129,12 @@ class TinyModel:
     def _norm_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the norms that a layer has beside the two of every one."""
         names = [f"self_attn.{part}_norm.weight" for part in ("q", "k")]
-        has_them = self.architecture in ("qwen3", "qwen3_moe", "gemma3", "exaone4", "dots1") or (
+        named = "qwen3", "qwen3_moe", "gemma3", "exaone4", "exaone_moe", "dots1"
+        has_them = self.architecture in named or (
             self.architecture == "glm4_moe" and self.has_extras
         )
         found = dict.fromkeys(names if has_them else [], (self.head_dim,))
-        if self.architecture in ("olmo2", "olmo3"):
+        if self.architecture in ("olmo2", "olmo3", "olmoe", "minimax_m2"):
             heads = self.num_heads, self.num_kv_heads
             found = {
                 name: (count * self.head_dim,) for name, count in zip(names, heads, strict=True)
@@ -159,6 +160,9 @@ class TinyModel:
             "glm4_moe": "glm4moe",
             "ernie4_5_moe": "ernie4_5-moe",
             "olmo3": "olmo2",
+            "exaone_moe": "exaone-moe",
+            "minimax_m2": "minimax-m2",
+            "solar_open": "glm4moe",
         }
         return names.get(self.architecture, self.architecture)
 
@@ -210,6 +214,9 @@ class TinyModel:
             "qwen2_moe": "Qwen2Moe",
             "glm4_moe": "Glm4Moe",
             "ernie4_5_moe": "Ernie4_5_Moe",
+            "exaone_moe": "ExaoneMoe",
+            "minimax_m2": "MiniMaxM2",
+            "solar_open": "SolarOpen",
         }
         model_types = {"gemma3": "gemma3_text"}
         name = names.get(self.architecture, self.architecture.capitalize())
@@ -231,7 +238,10 @@ class TinyModel:
             "eos_token_id": 2,
         }
         if self.rotary_dim is not None:
-            config["partial_rotary_factor"] = self.rotary_dim / self.head_dim
+            if self.architecture == "minimax_m2":
+                config["rotary_dim"] = self.rotary_dim
+            else:
+                config["partial_rotary_factor"] = self.rotary_dim / self.head_dim
         if self.architecture == "granitemoehybrid":
             del config["intermediate_size"]
             config |= {
