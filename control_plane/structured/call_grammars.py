@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.structured.harmony_grammar import harmony_rules
 from control_plane.structured.lark import lark_regex, lark_text, without
-from control_plane.structured.parameter_forms import FORMS, MAYBE_LINE
+from control_plane.structured.parameter_forms import FORMS, MAYBE_LINE, ParameterForm
 from control_plane.structured.parameter_grammars import rules_of_calls
 from control_plane.structured.pythonic_forms import PYTHONIC_FORMS
 from control_plane.text.answers.harmony_reader import HarmonyReader
@@ -37,6 +37,10 @@ _MAYBE_SPACE: Final = "/[ \\n]{1,4}/?"
 
 _PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 """What may stand between marks of Mistral's."""
+
+
+PARAMETER_FORMS: Final[Mapping[str, type[ParameterForm]]] = {**FORMS, **PYTHONIC_FORMS}
+"""Of formats that write each parameter by itself."""
 
 
 class CallGrammar(NamedTuple):
@@ -151,11 +155,14 @@ def _granite(calls: ToolCalls) -> list[str]:
     return [*_list(calls, mark), *rules]
 
 
-def _list(calls: ToolCalls, mark: str) -> list[str]:
-    """Return the rules of an answer with all calls behind one mark; `call` is what follows it."""
+def _list(calls: ToolCalls, mark: str, *, before: str = "") -> list[str]:
+    """Return the rules of an answer with all calls behind one mark; `call` is what follows it.
+
+    `before`: what stands in front of the mark where there must be calls.
+    """
     if calls.may_say:
         return _text_and_calls(calls, mark)
-    return [f"calls: {_mark(calls, mark)} call"]
+    return [f"calls: {before} {_mark(calls, mark)} call"]
 
 
 def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
@@ -167,6 +174,10 @@ def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
     named, schemas = rules_of_calls(form, calls.tools)
     begin, line = form.BEFORE_NAME, form.BEFORE_CLOSING
     end = f"{lark_text(line)} {_mark(calls, form.READER.CLOSING)}"
+    if form.IS_IN_SECTION:
+        more = "" if calls.is_single else f"({form.BETWEEN} named)*"
+        section = f"call: {lark_text(begin)} named {more} {end}"
+        return [*_list(calls, form.READER.MARKERS[0], before=MAYBE_LINE), section, *named], schemas
     lines = [
         *_calls(
             calls,

@@ -9,11 +9,9 @@ from typing import Final
 
 from control_plane.core.structured_outputs import MAX_REGEX_CHARACTERS, StructuredOutputs
 from control_plane.core.tool_calls import CallableTool, ToolCalls
-from control_plane.structured.call_grammars import grammar_of_answer
+from control_plane.structured.call_grammars import PARAMETER_FORMS, grammar_of_answer
 from control_plane.structured.lark import lark_text
-from control_plane.structured.parameter_forms import FORMS
-from control_plane.structured.parameter_grammars import OPTIONS, texts_of_call
-from control_plane.structured.pythonic_forms import PYTHONIC_FORMS
+from control_plane.structured.parameter_grammars import OPTIONS, values_of_call
 
 WHITESPACE: Final = r"[ \n\r\t]{1,16}"
 """Between the parts of JSON: enough to indent, and no end of it for a model that goes astray."""
@@ -49,18 +47,23 @@ def grammars_of_tool(calls: ToolCalls, tool: CallableTool, known: set[str]) -> I
     """Return what shows whether a tool can be called, one after the other. Raises ValueError.
 
     The schema as it is comes first: of what answers cannot keep to the library says what it is.
-    `known`: texts of tools before, which need not be looked at again.
+    `known`: values of tools before, which need not be looked at again.
     """
     from llguidance import LLMatcher
 
     yield grammar_of_schema(tool.schema)
-    make_form = FORMS.get(calls.format) or PYTHONIC_FORMS.get(calls.format)
+    make_form = PARAMETER_FORMS.get(calls.format)
     if make_form is None:
         return
-    for text in texts_of_call(make_form(), tool):
+    texts, schemas = values_of_call(make_form(), tool)
+    for text in texts:
         if text not in known:
             known.add(text)
             yield LLMatcher.grammar_from_lark(text)
+    for schema in schemas:
+        if schema not in known:
+            known.add(schema)
+            yield grammar_of_schema(schema)
     yield _grammar_of_calls(replace(calls, tools=(tool,)))
 
 

@@ -21,7 +21,11 @@ from control_plane.text.answers.parameter_reader import (
     ParameterReader,
 )
 from control_plane.text.answers.parts_reader import PartsReader
-from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader, SeedOssReader
+from control_plane.text.answers.qwen3_coder_reader import (
+    MiniMaxReader,
+    Qwen3CoderReader,
+    SeedOssReader,
+)
 
 PARAMETER_NAME: Final = re.compile(rf"[^<>\r\n]{{1,{MAX_PARAMETER_NAME_CHARACTERS}}}")
 
@@ -30,6 +34,7 @@ MAYBE_LINE: Final = '"\\n"?'
 # A mark that closes the value may be right behind the newline in front of it, too. All in one: with
 # an expression for each of the two, to see that nothing can follow took the library's fuel.
 _QWEN: Final = Qwen3CoderReader.VALUE_MARKS
+_END_OF_LINE: Final = f"{_QWEN.closing}\n"
 _ENDS: Final = "|".join(map(re.escape, _QWEN.on_own_line or ()))
 _READ_WHOLE: Final = f"& ~{lark_regex(f'(?:{re.escape(_QWEN.closing)}|(?s:.*)(?:{_ENDS}))(?s:.*)')}"
 
@@ -75,7 +80,7 @@ class MarkedForm(ParameterForm):
 
     `BEFORE_NAME`: what stands between the mark that begins a call and the name, `BEFORE_CLOSING`:
     in front of the one that closes it; `BETWEEN`: between two calls; `BARE`: what may begin one in
-    a text, without that mark.
+    a text, without that mark. `IS_IN_SECTION`: all calls are between these marks.
     """
 
     READER: ClassVar[type[ParameterReader]]
@@ -83,6 +88,7 @@ class MarkedForm(ParameterForm):
     BEFORE_CLOSING: ClassVar[str] = ""
     BETWEEN: ClassVar[str] = lark_text("\n")
     BARE: ClassVar[str | None] = None
+    IS_IN_SECTION: ClassVar[bool] = False
     PARAMETER_NAME: ClassVar[re.Pattern[str]] = PARAMETER_NAME
 
     @abstractmethod
@@ -148,6 +154,47 @@ class SeedOssForm(Qwen3CoderForm):
         return [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {whole}"]
 
 
+class MiniMaxForm(MarkedForm):
+    """As `MiniMaxReader` reads it, with newlines where templates have them."""
+
+    READER = MiniMaxReader
+    BEFORE_NAME = "\n"
+    BEFORE_CLOSING = "\n"
+    IS_IN_SECTION = True
+    NAME = PARAMETER_NAME
+
+    def call(self, name: str, parameters: Sequence[str]) -> str:
+        """Return a call up to `</invoke>`."""
+        opening = f'{MiniMaxReader.FUNCTION}"{name}">\n'
+        return " ".join((lark_text(opening), *parameters, '"</invoke>"'))
+
+    def text(self, name: str, rule: str) -> str:
+        """Return a text, all that is between its marks."""
+        return f"{self._opening(name)} {rule}"
+
+    def any_name(self, value: str) -> str:
+        """Return the same with any name."""
+        return f"{lark_text(MiniMaxReader.PARAMETER)} NAME {value}"
+
+    def json(self, name: str, value: str) -> str:
+        """Return JSON between its marks."""
+        return f"{self._opening(name)} {value} {lark_text(_END_OF_LINE)}"
+
+    def text_rule(self, rule: str, expression: str) -> list[str]:
+        """Return a text and the mark behind it."""
+        text = f"(({expression}){without(re.escape(_QWEN.closing))})"
+        whole = f"{text} {lark_text(_END_OF_LINE)}"
+        return [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {whole}"]
+
+    def name_rule(self) -> str:
+        """Return a name in quotes and what closes it."""
+        quoted = f'"{self.PARAMETER_NAME.pattern}">'
+        return f"NAME: {lark_regex(quoted)}"
+
+    def _opening(self, name: str) -> str:
+        return lark_text(f'{MiniMaxReader.PARAMETER}"{name}">')
+
+
 class GlmForm(MarkedForm):
     """As `GlmReader` reads it. Between marks a newline may be: some templates write it."""
 
@@ -195,5 +242,5 @@ class GlmForm(MarkedForm):
 
 
 FORMS: Final[Mapping[str, type[MarkedForm]]] = {
-    form.READER.FORMAT: form for form in (Qwen3CoderForm, SeedOssForm, GlmForm)
+    form.READER.FORMAT: form for form in (Qwen3CoderForm, SeedOssForm, MiniMaxForm, GlmForm)
 }

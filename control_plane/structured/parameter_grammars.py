@@ -57,6 +57,7 @@ class ParameterGrammars:
 
     def __init__(self, form: ParameterForm) -> None:
         self._form = form
+        self._marked = form if isinstance(form, MarkedForm) else None
         self.lines: list[str] = []
         self.schemas: dict[str, str] = {}
         self.texts: dict[str, str] = {}
@@ -101,11 +102,11 @@ class ParameterGrammars:
             if value is False and name not in required:
                 continue
             kind = kinds.get(name)
-            if isinstance(self._form, MarkedForm) and (kind is None or TEXT in kind):
+            if self._marked is not None and (kind is None or TEXT in kind):
                 expression = texts.of(value)
                 if kind is not None and NULL in kind and expression != ANY_TEXT:
                     expression = f'({expression}) | "null"'
-                written = self._form.text(name, self._text(self._form, expression))
+                written = self._marked.text(name, self._text(self._marked, expression))
             elif (word := self._word_for(value)) is not None:
                 written = self._form.json(name, word)
             else:
@@ -118,8 +119,8 @@ class ParameterGrammars:
         return self._joined(found)
 
     def _any_value(self) -> str:
-        if isinstance(self._form, MarkedForm):
-            return self._text(self._form, ANY_TEXT)
+        if self._marked is not None:
+            return self._text(self._marked, ANY_TEXT)
         return self._json("{}")
 
     def _word_for(self, schema: object) -> str | None:
@@ -135,7 +136,7 @@ class ParameterGrammars:
         """Return the schema of a value that is JSON, as a document of its own."""
         if schema is True or (schema == {} and OPTIONS not in root):
             return "{}"
-        is_other = isinstance(self._form, MarkedForm) and kinds == ALL_BUT_TEXT
+        is_other = self._marked is not None and kinds == ALL_BUT_TEXT
         return _of_value(root, schema, is_other)
 
     def _any_number_of(self, parameter: str) -> list[str]:
@@ -204,7 +205,9 @@ def _of_arguments(root: Mapping[str, object]) -> Mapping[str, object]:
 
 def _of_value(root: Mapping[str, object], schema: object, is_no_text: bool) -> str:
     """Return the schema of a value that is JSON, as a document of its own."""
-    found = dict(schema) if isinstance(schema, Mapping) else {"not": {}}
+    found: dict[str, object] = {"not": {}}
+    if isinstance(schema, Mapping):
+        found = {key: schema[key] for key in schema if key not in SAYS_NOTHING}
     if is_no_text and "type" not in found:
         found["type"] = sorted(ALL_BUT_TEXT)
     rebased = _rebased(found)
@@ -235,17 +238,25 @@ def _rebased(value: object) -> dict[str, object]:
     return found
 
 
-def texts_of_call(form: ParameterForm, tool: CallableTool) -> list[str]:
-    """Return a grammar for each kind of text in a call, to see that there are such texts.
+class ValuesOfCall(NamedTuple):
+    """What values a call has: grammars of its kinds of texts, and schemas of others."""
 
-    To the library a grammar of which only a part leads nowhere is not wrong. Raises ValueError.
+    texts: list[str]
+    schemas: list[str]
+
+
+def values_of_call(form: ParameterForm, tool: CallableTool) -> ValuesOfCall:
+    """Return what a call's values are, each to be looked at by itself. Raises ValueError.
+
+    To the library a grammar of which only a part leads nowhere is not wrong.
     """
     grammars = ParameterGrammars(form)
     grammars.call_of(tool)
-    if not isinstance(form, MarkedForm):
-        return []
-    rules = [form.text_rule("start", expression) for expression in grammars.texts]
-    return ["\n".join(lines) for lines in rules]
+    texts: list[str] = []
+    if isinstance(form, MarkedForm):
+        rules = (form.text_rule("start", expression) for expression in grammars.texts)
+        texts = ["\n".join(lines) for lines in rules]
+    return ValuesOfCall(texts, list(grammars.schemas.values()))
 
 
 def rules_of_calls(

@@ -15,7 +15,11 @@ from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.list_readers import GraniteReader, MistralReader
 from control_plane.text.answers.parts_reader import PartsReader
 from control_plane.text.answers.pythonic_readers import Lfm2Reader, Olmo3Reader
-from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader, SeedOssReader
+from control_plane.text.answers.qwen3_coder_reader import (
+    MiniMaxReader,
+    Qwen3CoderReader,
+    SeedOssReader,
+)
 from control_plane.text.answers.section_readers import (
     DeepSeekV3Reader,
     DeepSeekV31Reader,
@@ -29,7 +33,7 @@ CALL_READERS: Final[Mapping[str, type[PartsReader]]] = {
     reader.FORMAT: reader
     for reader in (
         *(HermesReader, Llama3JsonReader, MistralReader, GraniteReader, Qwen3CoderReader),
-        *(SeedOssReader, GlmReader, DeepSeekV3Reader, DeepSeekV31Reader, KimiReader),
+        *(SeedOssReader, MiniMaxReader, GlmReader, DeepSeekV3Reader, DeepSeekV31Reader, KimiReader),
         *(Lfm2Reader, Olmo3Reader, HarmonyReader),
     )
 }

@@ -23,10 +23,10 @@ _END_OF_KEY: Final = re.compile(r"[,()\[\]{}:]")
 
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _NUMBER_OF_PYTHON: Final = re.compile(r"[+-]?[\d.][\da-fA-FxXoO_.+-]*", re.ASCII)
-"""What may be one, and nothing but one."""
+"""What Python may read as one: characters that make nothing but numbers."""
 
 _MOST_NUMBER: Final = 320
-"""Characters of one: what is longer is a text."""
+"""Characters of one that JSON does not have: what is longer is a text."""
 
 _WORDS: Final = {
     "True": "true",
@@ -56,6 +56,11 @@ _ESCAPES: Final = {
 _DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _OCTAL: Final = frozenset("01234567")
+_HALVES: Final = range(0xD800, 0xE000)
+"""Numbers of halves of characters, which no text has."""
+
+_MOST_PARENTHESES: Final = 16
+"""That are open, of which one value in each is held back."""
 
 _Step = Callable[[str, int], int]
 
@@ -80,6 +85,7 @@ class KeywordArguments:
         self._num_quotes = 0  # that may begin or end the text
         self._held: list[str] = []  # what may close the text, or stand in it
         self._escape = ""
+        self._held_back: list[list[str]] = []  # of each parenthesis that may be no list
         self._is_key = False  # of a dictionary
         self._key: list[str] = []  # a text as JSON, or a word
         self.is_over = False
@@ -94,8 +100,11 @@ class KeywordArguments:
 
     def cut_off(self) -> None:
         """Take note that the text ends in the arguments: what was held of a value is told."""
+        for held in self._held_back:
+            self._write("".join(held))
         if self._step == self._in_word and not self._is_key:
-            self._write("".join(self._word).strip(SPACE))
+            value = _json_of("".join(self._word).strip(SPACE))
+            self._write(value[:-1] if value.startswith('"') else value)
 
     # --- what stands between the values of the call ---
 
@@ -149,9 +158,7 @@ class KeywordArguments:
             self._step = self._behind_first_quote
             return at + 1
         if mark in _OPENING:
-            self._open.append(_Bracket(is_list=mark != "{"))
-            if mark != "{":
-                self._tell("[")
+            self._open_bracket(mark)
             self._step = self._want_entry
             return at + 1
         if mark in _CLOSING or mark == ",":
@@ -183,6 +190,13 @@ class KeywordArguments:
     def _tell(self, text: str) -> None:
         if self._is_key:
             self._key.append(text)
+        else:
+            self._put(text)
+
+    def _put(self, text: str) -> None:
+        """Write, but hold back what is the first between parentheses: alone it is no list."""
+        if self._held_back:
+            self._held_back[-1].append(text)
         else:
             self._write(text)
 
@@ -279,16 +293,34 @@ class KeywordArguments:
 
     # --- lists and dictionaries ---
 
+    def _open_bracket(self, mark: str) -> None:
+        may_be_none = mark == "(" and len(self._held_back) < _MOST_PARENTHESES
+        self._open.append(_Bracket(is_list=mark != "{", may_be_none=may_be_none))
+        if may_be_none:
+            self._held_back.append([])
+        elif mark != "{":
+            self._put("[")
+
+    def _is_a_list(self, bracket: _Bracket) -> None:
+        """Let go of what stands between the parentheses: there is a comma."""
+        if bracket.may_be_none:
+            bracket.may_be_none = False
+            held = self._held_back.pop()
+            self._put("[")
+            self._put("".join(held))
+
     def _want_entry(self, text: str, at: int) -> int:
         """Take space, up to an entry or the end of what is open."""
+        bracket = self._open[-1]
+        if text[at] == ",":
+            self._is_a_list(bracket)
         if text[at] in SPACE or text[at] == ",":
             return at + 1
-        bracket = self._open[-1]
         if text[at] in _CLOSING:
             return self._close(at)
         if bracket.is_list:
             if bracket.num_entries:
-                self._write(", ")
+                self._put(", ")
             bracket.num_entries += 1
         else:
             self._is_key = True
@@ -312,6 +344,8 @@ class KeywordArguments:
         if self._is_key and (mark in _CLOSING or mark in ",:"):
             return self._end_key(mark, at)
         if mark == ",":
+            if self._open:
+                self._is_a_list(self._open[-1])
             self._step = self._want_entry if self._open else self._want_name
             return at + 1
         if mark in _CLOSING:
@@ -325,21 +359,24 @@ class KeywordArguments:
         is_text = key.startswith('"')
         if mark != ":" and not bracket.num_entries:
             bracket.is_list, bracket.num_entries = True, 1
-            self._write(f"[{key if is_text else _json_of(key)}")
+            self._put(f"[{key if is_text else _json_of(key)}")
             self._step = self._behind_value
             return at
         separator = ", " if bracket.num_entries else "{"
         bracket.num_entries += 1
-        self._write(f"{separator}{key if is_text else json.dumps(key, ensure_ascii=False)}: ")
+        self._put(f"{separator}{key if is_text else json.dumps(key, ensure_ascii=False)}: ")
         self._step = self._want_value
         return at + (mark == ":")
 
     def _close(self, at: int) -> int:
         bracket = self._open.pop()
-        if bracket.is_list:
-            self._write("]")
+        if bracket.may_be_none:
+            held = self._held_back.pop()
+            self._put("".join(held) if bracket.num_entries else "[]")
+        elif bracket.is_list:
+            self._put("]")
         else:
-            self._write("}" if bracket.num_entries else "{}")
+            self._put("}" if bracket.num_entries else "{}")
         self._step = self._behind_value
         return at + 1
 
@@ -351,12 +388,16 @@ class KeywordArguments:
 
 
 class _Bracket:
-    """A list or a dictionary that is open, and how many entries it has so far."""
+    """A list or a dictionary that is open, and how many entries it has so far.
 
-    __slots__ = ("is_list", "num_entries")
+    `may_be_none`: a parenthesis around one value, as far as is known.
+    """
 
-    def __init__(self, *, is_list: bool) -> None:
+    __slots__ = ("is_list", "may_be_none", "num_entries")
+
+    def __init__(self, *, is_list: bool, may_be_none: bool = False) -> None:
         self.is_list = is_list
+        self.may_be_none = may_be_none
         self.num_entries = 0
 
 
@@ -371,9 +412,9 @@ def _escape_of(escape: str) -> str:
         return _escaped(chr(int(escape, 8)))
     if len(digits) < _DIGITS[kind]:
         return f"\\\\{escape}"
-    if kind == "u":
-        return f"\\u{digits}"  # as it stands: it may be half of a character
     number = int(digits, 16)
+    if kind == "u" or number in _HALVES:
+        return f"\\u{number:04x}"  # as JSON spells it: it may be half of a character
     return _escaped(chr(number)) if number <= 0x10FFFF else f"\\\\{escape}"
 
 

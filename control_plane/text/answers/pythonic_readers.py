@@ -100,7 +100,7 @@ class PythonicReader(CallReader):
             return self._close(text)
         self._end_call()
         self._step = self._want_call
-        return self._skip(text) if text[0] in ",;" else text
+        return self._skip(text) if text[0] == "," else text
 
     def _close(self, text: str) -> str:
         """Go on behind the calls, of which a list is closed by a bracket."""

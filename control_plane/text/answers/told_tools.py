@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from control_plane.text.answers.written_calls import WRITERS, Call, Writer
+from control_plane.text.answers.written_calls import WRITERS, Call, message_with
 from control_plane.text.chat_template import ChatTemplate
+from planes.errors import ValidationError
 
 Message = Mapping[str, object]
 
@@ -42,19 +43,33 @@ class ToldTools:
 
     def __init__(self, template: ChatTemplate, calls: str | None) -> None:
         self._template = template
-        self._writer = None if calls is None else WRITERS.get(calls)
+        self._calls = calls if calls in WRITERS else None
 
     def rewritten(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None
     ) -> Conversation:
-        """Return a conversation in which nothing is left out, as far as that can be."""
-        writer = self._writer
+        """Return a conversation in which the template leaves out no tools, calls or results.
+
+        As far as examples show what it leaves out. Raises ValidationError for what is nested so
+        deep that it cannot be written.
+        """
         has_calls = any(one.get("tool_calls") or one.get("role") == "tool" for one in messages)
-        if writer is None or not (tools or has_calls):
+        if self._calls is None or not (tools or has_calls):
             return Conversation(messages, tools)
+        try:
+            return self._rewritten(messages, tools, self._calls)
+        except RecursionError:
+            raise ValidationError(
+                "messages and tools must not be nested so deeply", field="messages"
+            ) from None
+
+    def _rewritten(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, object]] | None,
+        calls: str,
+    ) -> Conversation:
         places = self._template.tool_places
-        if not places.writes_calls:
-            messages = _with_calls_written(messages, writer)
         role = places.role_of_results if places.knows_tools else None
         if role is None:
             messages = _with_results_of_the_user(messages)
@@ -63,11 +78,13 @@ class ToldTools:
                 {**message, "role": role} if message.get("role") == "tool" else message
                 for message in messages
             ]
-        if tools and places.role_of_told and not places.tells:
-            lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-            told = _TOLD.format(tools=lines, call=writer([_EXAMPLE]))
-            return Conversation(_with_told(messages, told, places.role_of_told), None)
-        return Conversation(messages, tools)
+        if not places.writes_calls:
+            messages = _with_calls_written(messages, calls)
+        if not tools or places.tells or not places.role_of_told:
+            return Conversation(messages, tools)
+        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        told = _TOLD.format(tools=lines, call=WRITERS[calls]([_EXAMPLE]))
+        return Conversation(_with_told(messages, told, places.role_of_told), None)
 
 
 def _with_told(messages: Sequence[Message], told: str, role: str) -> Sequence[Message]:
@@ -75,22 +92,22 @@ def _with_told(messages: Sequence[Message], told: str, role: str) -> Sequence[Me
     at = next((i for i, one in enumerate(messages) if one.get("role") == role), None)
     if at is None:
         return [{"role": role, "content": told}, *messages]
-    content = str(messages[at].get("content") or "")
+    content = _content_of(messages[at])
     both = (content, told) if role == "system" else (told, content)
     said = {**messages[at], "content": "\n\n".join(filter(None, both))}
     return [*messages[:at], said, *messages[at + 1 :]]
 
 
-def _with_calls_written(messages: Sequence[Message], write: Writer) -> Sequence[Message]:
+def _with_calls_written(messages: Sequence[Message], calls_format: str) -> Sequence[Message]:
     found: list[Message] = []
     num_calls = 0
     for message in messages:
         calls = _calls_of(message, num_calls)
         num_calls += len(calls)
         if calls:
-            content = (str(message.get("content") or ""), write(calls))
             kept = {key: value for key, value in message.items() if key != "tool_calls"}
-            message = {**kept, "content": "\n".join(filter(None, content))}
+            content = message_with(calls_format, _content_of(message), calls)
+            message = {**kept, "content": content}
         found.append(message)
     return found
 
@@ -108,23 +125,50 @@ def _calls_of(message: Message, num_before: int) -> list[Call]:
 
 
 def _with_results_of_the_user(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages in which results are said by the user, those of one answer in one message.
+    """Return messages in which results are said by the user, in the order of their calls.
 
-    What the user says behind them is in the same: many templates want the two in turns.
+    Together with what else the user says beside them: many templates want the two in turns.
     """
     found: list[Message] = []
-    is_behind_result = False
-    for message in messages:
-        role, content = message.get("role"), str(message.get("content") or "")
-        is_result = role == "tool"
-        if is_result:
-            content = f"<tool_response>\n{content}\n</tool_response>"
-        if is_behind_result and (is_result or role == "user"):
-            content = f"{found.pop()['content']}\n{content}"
-        elif not is_result:
+    order: dict[object, int] = {}  # of the calls before, by their ids
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        if message.get("role") not in ("user", "tool"):
+            order = {call_id: number for number, call_id in enumerate(_ids_of(message))}
             found.append(message)
-            is_behind_result = False
+            at += 1
             continue
-        found.append({"role": "user", "content": content})
-        is_behind_result = is_result
+        end = at
+        while end < len(messages) and messages[end].get("role") in ("user", "tool"):
+            end += 1
+        found += _of_the_user(messages[at:end], order)
+        at = end
     return found
+
+
+def _ids_of(message: Message) -> Sequence[object]:
+    calls = message.get("tool_calls")
+    some = calls if isinstance(calls, Sequence) else ()
+    return [call.get("id") for call in some if isinstance(call, Mapping)]
+
+
+def _of_the_user(messages: Sequence[Message], order: Mapping[object, int]) -> list[Message]:
+    """Return what is said between two answers: in one message, if results are in it."""
+    results = [message for message in messages if message.get("role") == "tool"]
+    if not results:
+        return [*messages]
+    in_order = iter(sorted(results, key=lambda one: order.get(one.get("tool_call_id"), len(order))))
+    texts: list[str] = []
+    said: dict[str, object] = {}
+    for message in messages:
+        if message.get("role") == "tool":
+            texts.append(f"<tool_response>\n{_content_of(next(in_order))}\n</tool_response>")
+        else:
+            texts.append(_content_of(message))
+            said |= message
+    return [{**said, "role": "user", "content": "\n".join(texts)}]
+
+
+def _content_of(message: Message) -> str:
+    return str(message.get("content") or "")

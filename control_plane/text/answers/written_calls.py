@@ -17,7 +17,11 @@ from control_plane.text.answers.glm_reader import (
 from control_plane.text.answers.list_readers import GraniteReader, MistralReader
 from control_plane.text.answers.parameter_reader import ParameterReader
 from control_plane.text.answers.pythonic_readers import Lfm2Reader, Olmo3Reader
-from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader, SeedOssReader
+from control_plane.text.answers.qwen3_coder_reader import (
+    MiniMaxReader,
+    Qwen3CoderReader,
+    SeedOssReader,
+)
 from control_plane.text.answers.section_readers import (
     ARGUMENTS,
     FENCE,
@@ -66,6 +70,7 @@ def _hermes(calls: Sequence[Call]) -> str:
 
 
 def _llama3_json(calls: Sequence[Call]) -> str:
+    """Without the tag, as at the beginning of a message."""
     return "; ".join(_object(call, "parameters") for call in calls)
 
 
@@ -85,6 +90,18 @@ def _lines(reader: type[ParameterReader], line: str) -> Callable[[Sequence[Call]
         return f"{reader.MARKERS[0]}\n{body}\n{reader.CLOSING}"
 
     return lambda calls: "\n".join(map(written, calls))
+
+
+def _minimax(calls: Sequence[Call]) -> str:
+    lines = [MiniMaxReader.MARKERS[0]]
+    for call in calls:
+        lines.append(f'{MiniMaxReader.FUNCTION}"{call.name}">')
+        lines += [
+            f'{MiniMaxReader.PARAMETER}"{name}">{_unquoted(value)}</parameter>'
+            for name, value in call.parameters.items()
+        ]
+        lines.append("</invoke>")
+    return "\n".join((*lines, MiniMaxReader.CLOSING))
 
 
 def _glm(calls: Sequence[Call]) -> str:
@@ -161,6 +178,7 @@ WRITERS: Final[Mapping[str, Writer]] = {
     GraniteReader.FORMAT: _list(GraniteReader.MARKERS[0]),
     Qwen3CoderReader.FORMAT: _lines(Qwen3CoderReader, "\n"),
     SeedOssReader.FORMAT: _lines(SeedOssReader, ""),
+    MiniMaxReader.FORMAT: _minimax,
     GlmReader.FORMAT: _glm,
     DeepSeekV3Reader.FORMAT: _section(DeepSeekV3Reader, _deepseek_v3, "\n"),
     DeepSeekV31Reader.FORMAT: _section(DeepSeekV31Reader, _deepseek_v31),
@@ -169,3 +187,12 @@ WRITERS: Final[Mapping[str, Writer]] = {
     Olmo3Reader.FORMAT: _olmo3,
 }
 """By the names of formats; those that write messages, not texts, have none (harmony)."""
+
+
+def message_with(calls_format: str, content: str, calls: Sequence[Call]) -> str:
+    """Return a message with calls behind its content, as the reader of the format reads it."""
+    written = WRITERS[calls_format](calls)
+    if not content:
+        return written
+    tag = Llama3JsonReader.MARKERS[0] if calls_format == Llama3JsonReader.FORMAT else ""
+    return f"{content}\n{tag}{written}"

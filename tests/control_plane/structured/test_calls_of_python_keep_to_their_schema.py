@@ -122,6 +122,17 @@ def test_references_of_values_lead_into_the_whole_schema(grammars):
     assert taken < of
 
 
+def test_a_value_that_nothing_can_be_is_refused_and_not_met_in_the_middle_of_a_call(grammars):
+    schema = {
+        "properties": {"p": {"$ref": "#/$defs/b"}, "q": {"type": "integer"}},
+        "$defs": {"b": {"$ref": "#/$defs/b"}},
+    }
+    tools = [{"function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(ValidationError) as caught:
+        constraint(grammars, format_of("lfm2", tools=tools), ToolChoice("required"), tools)
+    assert caught.value.field == "tools[0].function.parameters"
+
+
 @pytest.mark.parametrize("name", ["a b", "a=b", "a,b", 'a"b', "a(b", "a]b", ""])
 def test_parameters_whose_names_would_be_read_otherwise_are_refused(grammars, name):
     tools = [tool(properties={name: {}})]

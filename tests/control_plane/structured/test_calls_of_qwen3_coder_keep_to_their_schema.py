@@ -103,7 +103,8 @@ def drawn(made, seed: int, spelled: Mapping[int, str] = NO_MARKS, *, is_glm=Fals
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("form", "has_tokens"),
-    [*(("qwen3_coder", False), ("seed_oss", False)), ("glm45", False), ("glm45", True)],
+    [(name, False) for name in ("qwen3_coder", "seed_oss", "minimax_m2", "glm45", "lfm2", "olmo3")]
+    + [(name, True) for name in ("minimax_m2", "glm45", "lfm2")],
 )
 def test_whatever_is_written_is_read_as_what_the_schema_allows(grammars, form, has_tokens, seeds):
     library = pytest.importorskip("jsonschema_rs")

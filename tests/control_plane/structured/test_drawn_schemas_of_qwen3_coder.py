@@ -26,6 +26,7 @@ VALUES = [
     "a", "null", "None", "True", "5", 5, None, True, "\n", "x\n</parameter>", "</parameter>", [1],
     "</arg_value>", "",
 ]  # fmt: skip
+PYTHONIC = "lfm2", "olmo3"
 PATTERNS = ["^a", "[0-9]+$", "a|b", "^(a|b)+$", "/", r"\n"]
 OBJECTS = {
     "array": {"items": {"type": "string", "maxLength": 2}, "maxItems": 2},
@@ -56,7 +57,7 @@ def schema_of(draw: random.Random, depth: int = 0) -> dict:
 @pytest.mark.parametrize(
     "seeds", [range(60), pytest.param(range(60, 1500), marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss", "glm45"])
+@pytest.mark.parametrize("name", [*("qwen3_coder", "seed_oss", "minimax_m2", "glm45"), *PYTHONIC])
 def test_what_is_written_by_a_schema_is_read_as_what_it_allows(grammars, name, seeds):
     validator_for = pytest.importorskip("jsonschema_rs").validator_for
     num_kept, refusals = 0, []

@@ -10,7 +10,7 @@ import pytest
 from control_plane.text.answers.formats import CALL_READERS, HARMONY
 from control_plane.text.answers.parameter_kinds import parameters_of_tools
 from control_plane.text.answers.parser import AnswerFormat, Thinking
-from control_plane.text.answers.written_calls import WRITERS, Call
+from control_plane.text.answers.written_calls import WRITERS, Call, message_with
 
 TOOLS = [
     {
@@ -26,15 +26,16 @@ TOOLS = [
 ]
 
 
-def read(name: str, text: str) -> list[tuple[str, object]]:
+def read(name: str, text: str, content: str = "") -> list[tuple[str, object]]:
     given = AnswerFormat(
         Thinking.IS_OVER, CALL_READERS[name], parameters=parameters_of_tools(TOOLS)
     )
-    parser, calls = given.parser(), {}
+    parser, calls, said = given.parser(), {}, ""
     for parts in (parser.push(text), parser.finish()):
-        assert not parts.content
+        said += parts.content
         for call in parts.calls:
             calls.setdefault(call.number, [call.name, ""])[1] += call.arguments
+    assert said.rstrip("\n") == content
     return [(name, json.loads(arguments)) for name, arguments in calls.values()]
 
 
@@ -50,7 +51,9 @@ def test_what_is_written_is_read_as_the_same_calls(name):
             Call(tool, _arguments(rng), number)
             for number, tool in enumerate(rng.choices(["f", "other-tool"], k=rng.randrange(1, 4)))
         ]
-        assert read(name, WRITERS[name](calls)) == [(call.name, call.arguments) for call in calls]
+        expected = [(call.name, call.arguments) for call in calls]
+        assert read(name, WRITERS[name](calls)) == expected
+        assert read(name, message_with(name, "Well.", calls), "Well.") == expected
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -7,6 +7,7 @@ import pytest
 from control_plane.text.answers.call_readers import HermesReader
 from control_plane.text.answers.glm_reader import GlmReader
 from control_plane.text.answers.parser import Thinking
+from control_plane.text.answers.pythonic_readers import Lfm2Reader
 from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.answers.section_readers import DeepSeekV3Reader, KimiReader
 from control_plane.text.chat_template import ChatTemplate
@@ -53,6 +54,12 @@ SEED = (
     "<function={{ called.name }}>\n{% for name, value in called.arguments.items() %}"
     "<parameter={{ name }}>{{ value }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>"
 )
+MINIMAX = (
+    '<minimax:tool_call>\n{% for c in m.tool_calls %}<invoke name="{{ c.function.name }}">\n'
+    '{% for k, v in c.function.arguments.items() %}<parameter name="{{ k }}">'
+    "{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}"
+    "</minimax:tool_call>"
+)
 DEEPSEEK_V31 = writing(
     f"{OPEN}{{% for c in m.tool_calls %}}{BEGIN}{{{{ c.function.name }}}}{SEPARATOR}"
     f"{{{{ c.function.arguments | tojson }}}}{END}{{% endfor %}}{CLOSE}"
@@ -98,6 +105,7 @@ def formats(source, **options) -> AnswerFormats:
         (writing(GLM.replace("NL", "\n")), "glm45", None),
         (writing("<think></think>" + GLM.replace("NL", "")), "glm45", "think"),
         (writing(SEED), "seed_oss", "seed_oss"),
+        (writing(MINIMAX), "minimax_m2", None),
         (DEEPSEEK_R1, "deepseek_v3", "think"),
         (DEEPSEEK_V31, "deepseek_v31", None),
         (kimi("'functions.' + c.function.name + ':' + loop.index0 | string"), "kimi_k2", None),
@@ -254,6 +262,8 @@ def test_markers_that_are_special_tokens_are_spelled_out():
         ("mistral", ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]),
         ("glm45", [*GlmReader.NAMES]),
         ("seed_oss", ["<seed:tool_call>", "</seed:tool_call>"]),
+        ("minimax_m2", ["<minimax:tool_call>", "</minimax:tool_call>"]),
+        ("lfm2", [*Lfm2Reader.NAMES]),
         ("deepseek_v3", [*DeepSeekV3Reader.NAMES]),
         ("kimi_k2", [*KimiReader.NAMES]),
     ],

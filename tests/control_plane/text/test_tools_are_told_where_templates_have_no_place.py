@@ -12,6 +12,7 @@ from control_plane.text.answers.section_readers import DeepSeekV31Reader
 from control_plane.text.answers.told_tools import ToldTools
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.simple_tokenizer import SimpleTokenizer
+from planes.errors import ValidationError
 from tests.control_plane.text.known_templates import LLAMA, QWEN
 from tests.control_plane.text.test_formats_of_answers_are_recognised import tokenizer_with
 
@@ -95,6 +96,37 @@ def test_calls_are_written_in_their_message_and_results_come_from_the_user():
         f"<user>Hi<assistant>Well.\n{CALL}<user><tool_response>\n42\n</tool_response>"
         "<assistant>So.<user>Hi"
     )
+
+
+def test_results_come_in_the_order_of_their_calls_with_what_the_user_says_beside_them():
+    function = {"name": "f", "arguments": {}}
+    calls = [{"id": name, "type": "function", "function": function} for name in "ab"]
+    both = {"role": "assistant", "content": "", "tool_calls": calls}
+    results = [result("2", "b"), result("?", "x"), result("1", "a")]
+    asked = {**ASKED, "name": "Ann"}
+    said = ToldTools(ChatTemplate(PLAIN), "hermes").rewritten([ASKED, both, *results, asked], None)
+    wrapped = [f"<tool_response>\n{text}\n</tool_response>" for text in "12?"]
+    assert said.messages[2:] == [{**asked, "content": "\n".join((*wrapped, "Hi"))}]
+    alone = rendered(IN_TURNS, [ASKED, result("1", "a")])
+    assert alone == f"<user>Hi\n{wrapped[0]}"
+
+
+def test_many_results_take_no_longer_than_their_text():
+    results = [result("x" * 200_000), *[result("")] * 4000]
+    said = ToldTools(ChatTemplate(PLAIN), "hermes").rewritten([ASKED, called(), *results], None)
+    assert len(said.messages) == 3
+    assert str(said.messages[2]["content"]).count("<tool_response>") == 4001
+
+
+def test_what_is_nested_too_deep_to_be_written_is_refused():
+    deep: object = []
+    for _ in range(100_000):
+        deep = [deep]
+    for calls in ("lfm2", "hermes", "qwen3_coder"):
+        told = ToldTools(ChatTemplate(PLAIN), calls)
+        with pytest.raises(ValidationError, match="nested so deeply") as caught:
+            told.rewritten([ASKED, called({"x": deep})], None)
+        assert caught.value.field == "messages"
 
 
 def test_a_conversation_without_tools_stays_as_it_is():
