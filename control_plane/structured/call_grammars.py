@@ -14,8 +14,15 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from control_plane.core.tool_calls import ToolCalls
+from control_plane.structured.call_rules import (
+    behind_marks,
+    behind_one_mark,
+    mark_of,
+    text_and_calls,
+    unspelled,
+)
 from control_plane.structured.harmony_grammar import harmony_rules
-from control_plane.structured.lark import lark_regex, lark_text, without
+from control_plane.structured.lark import lark_regex, lark_text
 from control_plane.structured.parameter_forms import FORMS, MAYBE_LINE, ParameterForm
 from control_plane.structured.parameter_grammars import rules_of_calls
 from control_plane.structured.pythonic_forms import PYTHONIC_FORMS
@@ -84,7 +91,7 @@ def _begin_of_thought(calls: ToolCalls) -> str:
     """Return the mark of reasoning, and space in front of it; all in one, or the rest is text."""
     mark = calls.thought_marks.begin
     if mark in dict(calls.tokens):
-        return f"{_MAYBE_SPACE} {_mark(calls, mark)}"
+        return f"{_MAYBE_SPACE} {mark_of(calls, mark)}"
     return lark_regex(rf"[ \n]{{0,4}}{re.escape(mark)}")
 
 
@@ -95,14 +102,14 @@ def _thought(calls: ToolCalls) -> list[str]:
     if end is None:
         inner = [f'reasoning[suffix="{mark}"]: /(?s:.*)/']
     else:
-        inner = [f"reasoning: REASONING? <[{end}]>", f"REASONING: /(?s:.+)/{_without(mark)}"]
+        inner = [f"reasoning: REASONING? <[{end}]>", f"REASONING: /(?s:.+)/{unspelled(mark)}"]
     return [f"thought: reasoning {_MAYBE_SPACE}", *inner]
 
 
 def _hermes(calls: ToolCalls) -> list[str]:
     return [
-        *_calls(calls, "<tool_call>", between=lark_text("\n")),
-        f'call: "\\n" object "\\n" {_mark(calls, "</tool_call>")}',
+        *behind_marks(calls, "<tool_call>", between=lark_text("\n")),
+        f'call: "\\n" object "\\n" {mark_of(calls, "</tool_call>")}',
         *_object(calls, "arguments"),
     ]
 
@@ -112,12 +119,12 @@ def _llama3_json(calls: ToolCalls) -> list[str]:
     tag = "<|python_tag|>"
     objects = "call: object" if calls.is_single else 'call: object ("; " object)*'
     if calls.may_say:
-        lines = _text_and_calls(
+        lines = text_and_calls(
             calls, tag, begins_with_call=calls.is_start, goes_on=r";[ \t\r\n]*\{"
         )
     else:
         has_tag = tag in dict(calls.tokens)
-        begin = "" if not has_tag and calls.is_start else _mark(calls, tag)
+        begin = "" if not has_tag and calls.is_start else mark_of(calls, tag)
         begin += "?" if has_tag and calls.is_start else ""
         lines = [f"calls: {begin} call"]
     return [*lines, objects, *_object(calls, "parameters")]
@@ -130,16 +137,16 @@ def _mistral(calls: ToolCalls) -> list[str]:
     """
     more = "" if calls.is_single else '(", " object)*'
     has_ids = "[CALL_ID]" in dict(calls.tokens)
-    call_id = f"({_mark(calls, '[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)?" if has_ids else ""
+    call_id = f"({mark_of(calls, '[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)?" if has_ids else ""
     named = [
-        f"{lark_text(tool.name)} {call_id} {_mark(calls, '[ARGS]')} @{_schema_name(index)}"
+        f"{lark_text(tool.name)} {call_id} {mark_of(calls, '[ARGS]')} @{_schema_name(index)}"
         for index, tool in enumerate(calls.tools)
         if _PLAIN_NAME.fullmatch(tool.name)
     ]
     if "[ARGS]" not in dict(calls.tokens):
         named = []
     return [
-        *_calls(calls, "[TOOL_CALLS]"),
+        *behind_marks(calls, "[TOOL_CALLS]"),
         " | ".join((f'call: " "? "[" object {more} "]"', *named)),
         *_object(calls, "arguments"),
     ]
@@ -151,18 +158,8 @@ def _granite(calls: ToolCalls) -> list[str]:
     more = "" if calls.is_single else '(", " object)*'
     rules = [f'call: "[" object {more} "]"', *_object(calls, "arguments")]
     if calls.may_say:
-        return [*_text_and_calls(calls, mark, bare=other), "bare_call: call", *rules]
-    return [*_list(calls, mark), *rules]
-
-
-def _list(calls: ToolCalls, mark: str, *, before: str = "") -> list[str]:
-    """Return the rules of an answer with all calls behind one mark; `call` is what follows it.
-
-    `before`: what stands in front of the mark where there must be calls.
-    """
-    if calls.may_say:
-        return _text_and_calls(calls, mark)
-    return [f"calls: {before} {_mark(calls, mark)} call"]
+        return [*text_and_calls(calls, mark, bare=other), "bare_call: call", *rules]
+    return [*behind_one_mark(calls, mark), *rules]
 
 
 def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
@@ -170,16 +167,20 @@ def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
 
     Not every schema that JSON keeps to can be kept to.
     """
-    form = FORMS[calls.format](functools.partial(_mark, calls))
+    form = FORMS[calls.format](functools.partial(mark_of, calls))
     named, schemas = rules_of_calls(form, calls.tools)
     begin, line = form.BEFORE_NAME, form.BEFORE_CLOSING
-    end = f"{lark_text(line)} {_mark(calls, form.READER.CLOSING)}"
+    end = f"{lark_text(line)} {mark_of(calls, form.READER.CLOSING)}"
     if form.IS_IN_SECTION:
         more = "" if calls.is_single else f"({form.BETWEEN} named)*"
         section = f"call: {lark_text(begin)} named {more} {end}"
-        return [*_list(calls, form.READER.MARKERS[0], before=MAYBE_LINE), section, *named], schemas
+        return [
+            *behind_one_mark(calls, form.READER.MARKERS[0], before=MAYBE_LINE),
+            section,
+            *named,
+        ], schemas
     lines = [
-        *_calls(
+        *behind_marks(
             calls,
             form.READER.MARKERS[0],
             between=form.BETWEEN,
@@ -196,18 +197,18 @@ def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
 
 def _pythonic(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
     """Return the schemas of values, too: of a call as a whole they are none."""
-    form = PYTHONIC_FORMS[calls.format](functools.partial(_mark, calls))
+    form = PYTHONIC_FORMS[calls.format](functools.partial(mark_of, calls))
     named, schemas = rules_of_calls(form, calls.tools)
-    mark, closing = form.READER.MARKERS[0], _mark(calls, form.READER.CLOSING)
+    mark, closing = form.READER.MARKERS[0], mark_of(calls, form.READER.CLOSING)
     more = "" if calls.is_single else f"({form.BETWEEN} named)*"
     parts = (form.OPENING, "named", more, form.ENDING, closing)
-    return [*_list(calls, mark), f"call: {' '.join(parts)}", *named], schemas
+    return [*behind_one_mark(calls, mark), f"call: {' '.join(parts)}", *named], schemas
 
 
 def _deepseek_v3(calls: ToolCalls) -> list[str]:
     def header(name: str) -> str:
         block = lark_text(f"{name}\n{FENCE}json\n")
-        return f'"function" {_mark(calls, SEPARATOR)} {block}'
+        return f'"function" {mark_of(calls, SEPARATOR)} {block}'
 
     fence = lark_text(f"\n{FENCE}")
     return _section(calls, DeepSeekV3Reader, header, behind=fence, between=lark_text("\n"))
@@ -215,7 +216,7 @@ def _deepseek_v3(calls: ToolCalls) -> list[str]:
 
 def _deepseek_v31(calls: ToolCalls) -> list[str]:
     def header(name: str) -> str:
-        return f"{lark_text(name)} {_mark(calls, SEPARATOR)}"
+        return f"{lark_text(name)} {mark_of(calls, SEPARATOR)}"
 
     return _section(calls, DeepSeekV31Reader, header)
 
@@ -224,7 +225,7 @@ def _kimi(calls: ToolCalls) -> list[str]:
     """With any number behind a name: templates count the calls of a conversation."""
 
     def header(name: str) -> str:
-        return f"{lark_text(f'functions.{name}:')} /[0-9]{{1,4}}/ {_mark(calls, ARGUMENTS)}"
+        return f"{lark_text(f'functions.{name}:')} /[0-9]{{1,4}}/ {mark_of(calls, ARGUMENTS)}"
 
     return _section(calls, KimiReader, header)
 
@@ -251,81 +252,13 @@ def _section(
     bodies = [
         f"{header(tool.name)} @{_schema_name(index)}" for index, tool in enumerate(calls.tools)
     ]
-    begin, end = _mark(calls, reader.BEGIN), _mark(calls, reader.END)
+    begin, end = mark_of(calls, reader.BEGIN), mark_of(calls, reader.END)
     more = "" if calls.is_single else f"({between} {begin} called)*"
     section = [
-        f"call: {begin} called {more} {_mark(calls, reader.CLOSE)}",
+        f"call: {begin} called {more} {mark_of(calls, reader.CLOSE)}",
         f"called: ({' | '.join(bodies)}) {behind} {end}",
     ]
-    return [*_list(calls, reader.OPEN), *section]
-
-
-def _calls(
-    calls: ToolCalls, mark: str, *, between: str = "", before: str = "", bare: str | None = None
-) -> list[str]:
-    """Return the rules of an answer with a mark before each call; `call` is what follows it.
-
-    `between`: what stands between two calls, and `before` in front of the first where there must be
-    some. `bare`: a mark with which calls may begin in text.
-    """
-    if calls.may_say:
-        return _text_and_calls(calls, mark, bare=bare)
-    begin = _mark(calls, mark)
-    more = "" if calls.is_single else f"({between} {begin} call)*"
-    return [f"calls: {before} {begin} call {more}"]
-
-
-def _text_and_calls(
-    calls: ToolCalls,
-    mark: str,
-    *,
-    begins_with_call: bool = False,
-    goes_on: str | None = None,
-    bare: str | None = None,
-) -> list[str]:
-    """Return the rules of text with calls in it, each behind a mark, with which none is text.
-
-    `begins_with_call`: what the answer begins with may be a call without a mark, and is one if it
-    looks like it. `goes_on`: what begins a further call behind a call, a regular expression.
-    `bare`: another mark, which is text; what follows it is `bare_call`.
-    """
-    token = dict(calls.tokens).get(mark)
-    taken = [r"\{"] if begins_with_call else []
-    if calls.thought == "may begin":
-        taken.append(re.escape(calls.thought_marks.begin))
-    at_start = "".join(map(_not_first, taken))
-    behind = "" if goes_on is None else _not_first(goes_on)
-    unmarked = "" if token is None else _without(mark)
-    if token is None:
-        spelled = f"/(?s:.*){re.escape(mark)}/"
-        begins = [
-            *("first[lazy]: FIRST", f"FIRST: {spelled}{at_start}"),
-            *("next[lazy]: NEXT", f"NEXT: {spelled}{behind}"),
-        ]
-    else:
-        begins = [f"first: TEXT? <[{token}]>", f"next: MORE? <[{token}]>"]
-    first, further = "first call", "next call"
-    if bare is not None:
-        spelled = f"/(?s:.*){re.escape(bare)}/{_without(mark)}"
-        begins += [
-            *("first_bare[lazy]: FIRST_BARE", f"FIRST_BARE: {spelled}{at_start}"),
-            *("next_bare[lazy]: NEXT_BARE", f"NEXT_BARE: {spelled}{behind}"),
-        ]
-        first = f"({first} | first_bare bare_call)"
-        further = f"{further} | next_bare bare_call"
-    more = "" if calls.is_single else f"({further})* MORE?"
-    alone = " | call" if begins_with_call else ""
-    return [
-        f"calls: TEXT? | {first} {more}{alone}",
-        f"TEXT: /(?s:.+)/{at_start}{unmarked}",
-        f"MORE: /(?s:.+)/{behind}{unmarked}",
-        *begins,
-    ]
-
-
-def _not_first(pattern: str) -> str:
-    """Return what to add to a text that must not begin so, behind space."""
-    return rf" & ~/[ \t\r\n]*{pattern}(?s:.*)/"
+    return [*behind_one_mark(calls, reader.OPEN), *section]
 
 
 def _object(calls: ToolCalls, key: str) -> list[str]:
@@ -337,20 +270,6 @@ def _object(calls: ToolCalls, key: str) -> list[str]:
     ]
     begin = lark_text('{"name": ')
     return [f'object: {begin} body "}}"', f"body: {' | '.join(bodies)}"]
-
-
-def _mark(calls: ToolCalls, name: str) -> str:
-    """Return a mark: one token where it is one that has no text."""
-    token = dict(calls.tokens).get(name)
-    return lark_text(name) if token is None else f"<[{token}]>"
-
-
-def _without(mark: str) -> str:
-    """Return what to add to a text in which a mark must not be spelled, letter by letter.
-
-    Readers cannot tell it from the token, so that it would be one.
-    """
-    return without(re.escape(mark))
 
 
 _OBJECTS: Final[Mapping[str, Callable[[ToolCalls], list[str]]]] = {

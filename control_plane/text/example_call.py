@@ -23,6 +23,8 @@ TOOL: Final[Mapping[str, object]] = {
 }
 ID: Final = "abcdefghi"
 """Mistral's templates refuse most others."""
+OTHER_ARGUMENTS: Final[Mapping[str, object]] = {"key": "c d", "count": 731}
+OTHER_ID: Final = "jklmnopqr"
 
 
 def tools_for(render: Callable[..., str]) -> list[Mapping[str, object]] | None:
@@ -40,6 +42,15 @@ def calling(
     *, arguments: Mapping[str, object] | str = ARGUMENTS, call_id: str = ID
 ) -> Mapping[str, object]:
     """Return the message in which the assistant calls."""
+    return {"role": "assistant", "content": "", "tool_calls": [_call(arguments, call_id)]}
+
+
+def calling_twice() -> Mapping[str, object]:
+    """Return the same with another call behind that."""
+    calls = [_call(ARGUMENTS, ID), _call(OTHER_ARGUMENTS, OTHER_ID)]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _call(arguments: Mapping[str, object] | str, call_id: str) -> Mapping[str, object]:
     function = {"name": NAME, "arguments": arguments}
-    call = {"id": call_id, "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    return {"id": call_id, "type": "function", "function": function}

@@ -18,12 +18,14 @@ _ROLES_OF_RESULTS: Final = ("tool", "environment")
 class ToolPlaces(NamedTuple):
     """Whether a template tells of tools, and writes calls of earlier messages.
 
+    `writes_one`: of several calls of a message it writes the first alone, or refuses them.
     `role_of_results`: with which it writes their results; None: with none. `role_of_told`: with
     which it writes what a first message says, best `system`; None: it takes no example.
     """
 
     tells: bool
     writes_calls: bool
+    writes_one: bool
     role_of_results: str | None
     role_of_told: str | None
 
@@ -46,6 +48,7 @@ def places_of(render: Callable[..., str]) -> ToolPlaces:
             return ""
 
     asking, calling = example_call.ASKING, example_call.calling()
+    twice = example_call.calling_twice()
     tools = example_call.tools_for(render)
     called = text_of([*asking, calling], tools)
     writes_calls = bool(called) and not hides_tool_calls(
@@ -62,9 +65,19 @@ def places_of(render: Callable[..., str]) -> ToolPlaces:
     return ToolPlaces(
         tells=bool(tools) and example_call.NAME in text_of(asking, tools),
         writes_calls=writes_calls,
+        writes_one=writes_calls and _writes_one(called, text_of([*asking, twice], tools)),
         role_of_results=next(roles, None),
         role_of_told=_role_of_told(text_of),
     )
+
+
+def _writes_one(called: str, called_twice: str) -> bool:
+    """Whether texts of one call and of two show that only one is written at a time."""
+    number, other = (
+        str(arguments["count"])
+        for arguments in (example_call.ARGUMENTS, example_call.OTHER_ARGUMENTS)
+    )
+    return number in called and not (number in called_twice and other in called_twice)
 
 
 def _role_of_told(text_of: Callable[[Sequence[Mapping[str, object]]], str]) -> str | None:

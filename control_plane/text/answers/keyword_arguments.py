@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from control_plane.text.answers.python_texts import QUOTES, PythonText
 from control_plane.text.answers.until import SPACE
 
 _OPENING: Final = "([{"
@@ -37,27 +38,10 @@ _WORDS: Final = {
     "null": "null",
 }
 
-_IN_TEXT: Final = {quote: re.compile(rf"[\\{quote}]") for quote in "\"'"}
+_BEHIND: Final = f",{_CLOSING}"
+"""What stands behind a value."""
 
-_ESCAPES: Final = {
-    "n": r"\n",
-    "t": r"\t",
-    "r": r"\r",
-    "b": r"\b",
-    "f": r"\f",
-    "\n": "",
-    "a": r"\u0007",
-    "v": r"\u000b",
-    '"': r"\"",
-    "\\": r"\\",
-    "'": "'",
-    "/": "/",
-}
-_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
-_HEX: Final = frozenset("0123456789abcdefABCDEF")
-_OCTAL: Final = frozenset("01234567")
-_HALVES: Final = range(0xD800, 0xE000)
-"""Numbers of halves of characters, which no text has."""
+_BEHIND_KEY: Final = f":{_BEHIND}"
 
 _MOST_PARENTHESES: Final = 16
 """That are open, of which one value in each is held back."""
@@ -81,10 +65,7 @@ class KeywordArguments:
         self._num_unnamed = 0
         self._word: list[str] = []  # as much as has come of it
         self._word_depth = 0  # brackets that are open in it
-        self._quote = ""
-        self._num_quotes = 0  # that may begin or end the text
-        self._held: list[str] = []  # what may close the text, or stand in it
-        self._escape = ""
+        self._text = PythonText(QUOTES[0], self._tell, ends=_BEHIND)
         self._held_back: list[list[str]] = []  # of each parenthesis that may be no list
         self._is_key = False  # of a dictionary
         self._key: list[str] = []  # a text as JSON, or a word
@@ -153,9 +134,9 @@ class KeywordArguments:
         mark = text[at]
         if mark in SPACE:
             return at + 1
-        if mark in _IN_TEXT:
-            self._quote, self._num_quotes = mark, 1
-            self._step = self._behind_first_quote
+        if mark in QUOTES:
+            self._text = PythonText(mark, self._tell, ends=_BEHIND_KEY if self._is_key else _BEHIND)
+            self._step = self._in_text
             return at + 1
         if mark in _OPENING:
             self._open_bracket(mark)
@@ -200,95 +181,10 @@ class KeywordArguments:
         else:
             self._write(text)
 
-    # --- texts ---
-
-    def _behind_first_quote(self, text: str, at: int) -> int:
-        """Take further quotes: three of them begin a text, too, and two are an empty one."""
-        if text[at] == self._quote and self._num_quotes < 3:
-            self._num_quotes += 1
-            return at + 1
-        self._tell('"')
-        if self._num_quotes == 2:
-            self._num_quotes = 1
-            self._held.append(self._quote)
-            self._step = self._behind_last_quote
-        else:
-            self._step = self._in_text
-        return at
-
     def _in_text(self, text: str, at: int) -> int:
-        found = _IN_TEXT[self._quote].search(text, at)
-        end = len(text) if found is None else found.start()
-        if end > at:
-            self._tell(_escaped(text[at:end]))
-        if found is None:
-            return end
-        if found.group() == "\\":
-            self._step = self._in_escape
-        else:
-            self._held.append(self._quote)
-            is_one = self._num_quotes == 1
-            self._step = self._behind_last_quote if is_one else self._behind_three_quotes
-        return end + 1
-
-    def _behind_last_quote(self, text: str, at: int) -> int:
-        """Take space; what was a quote within the text shows there: templates escape none."""
-        rest = text[at:].lstrip(SPACE)
-        behind = len(text) - len(rest)
-        self._held.append(text[at:behind])
-        if not rest:
-            return behind
-        mark = rest[0]
-        if mark in _CLOSING or mark == "," or (mark == ":" and self._is_key):
-            self._end_text()
-        else:
-            self._go_on_with_text()
-        return behind
-
-    def _behind_three_quotes(self, text: str, at: int) -> int:
-        """Take further quotes: three of them end the text."""
-        if text[at] != self._quote:
-            self._go_on_with_text()
-            return at
-        self._held.append(self._quote)
-        if len(self._held) == 3:
-            self._end_text()
-        return at + 1
-
-    def _end_text(self) -> None:
-        self._held.clear()
-        self._tell('"')
-        self._step = self._behind_value
-
-    def _go_on_with_text(self) -> None:
-        self._tell(_escaped("".join(self._held)))
-        self._held.clear()
-        self._step = self._in_text
-
-    def _in_escape(self, text: str, at: int) -> int:
-        """Take the characters behind a backslash."""
-        mark = text[at]
-        if not self._escape:
-            if mark in _ESCAPES:
-                self._tell(_ESCAPES[mark])
-                self._step = self._in_text
-            elif mark in _DIGITS or mark in _OCTAL:
-                self._escape = mark
-            else:
-                self._tell("\\\\")  # Python keeps what it does not know
-                self._step = self._in_text
-                return at
-            return at + 1
-        kind = self._escape[0]
-        digits, most = (_HEX, 1 + _DIGITS[kind]) if kind in _DIGITS else (_OCTAL, 3)
-        if mark in digits and len(self._escape) < most:
-            self._escape += mark
-            at += 1
-            if len(self._escape) < most:
-                return at
-        self._tell(_escape_of(self._escape))
-        self._escape = ""
-        self._step = self._in_text
+        at = self._text.take(text, at)
+        if self._text.is_over:
+            self._step = self._behind_value
         return at
 
     # --- lists and dictionaries ---
@@ -330,7 +226,7 @@ class KeywordArguments:
 
     def _want_key(self, text: str, at: int) -> int:
         """Begin a key: a text or a word; what else there is is one, too."""
-        if text[at] in _IN_TEXT:
+        if text[at] in QUOTES:
             return self._want_value(text, at)
         self._step = self._in_word
         return at
@@ -399,23 +295,6 @@ class _Bracket:
         self.is_list = is_list
         self.may_be_none = may_be_none
         self.num_entries = 0
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _escape_of(escape: str) -> str:
-    """Return the JSON of what follows a backslash: digits, with what says how many behind it."""
-    kind, digits = escape[0], escape[1:]
-    if kind in _OCTAL:
-        return _escaped(chr(int(escape, 8)))
-    if len(digits) < _DIGITS[kind]:
-        return f"\\\\{escape}"
-    number = int(digits, 16)
-    if kind == "u" or number in _HALVES:
-        return f"\\u{number:04x}"  # as JSON spells it: it may be half of a character
-    return _escaped(chr(number)) if number <= 0x10FFFF else f"\\\\{escape}"
 
 
 def _json_of(word: str) -> str:

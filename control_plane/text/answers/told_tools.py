@@ -54,7 +54,11 @@ class ToldTools:
         deep that it cannot be written.
         """
         has_calls = any(one.get("tool_calls") or one.get("role") == "tool" for one in messages)
-        if self._calls is None or not (tools or has_calls):
+        if not (tools or has_calls):
+            return Conversation(messages, tools)
+        if has_calls and self._template.tool_places.writes_one:
+            messages = _with_one_call_each(messages)
+        if self._calls is None:
             return Conversation(messages, tools)
         try:
             return self._rewritten(messages, tools, self._calls)
@@ -85,6 +89,32 @@ class ToldTools:
         lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         told = _TOLD.format(tools=lines, call=WRITERS[calls]([_EXAMPLE]))
         return Conversation(_with_told(messages, told, places.role_of_told), None)
+
+
+def _with_one_call_each(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages in which each call has one of its own, with its results behind it."""
+    found: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls")
+        if not isinstance(calls, Sequence) or len(calls) < 2:
+            found.append(message)
+            continue
+        end = at
+        while end < len(messages) and messages[end].get("role") == "tool":
+            end += 1
+        results: dict[object, list[Message]] = {}
+        for result in messages[at:end]:
+            results.setdefault(result.get("tool_call_id"), []).append(result)
+        for number, call in enumerate(calls):
+            own = message if number == 0 else {"role": message["role"], "content": ""}
+            found.append({**own, "tool_calls": [call]})
+            found += results.pop(call.get("id") if isinstance(call, Mapping) else None, [])
+        found += [result for some in results.values() for result in some]  # of no call here
+        at = end
+    return found
 
 
 def _with_told(messages: Sequence[Message], told: str, role: str) -> Sequence[Message]:

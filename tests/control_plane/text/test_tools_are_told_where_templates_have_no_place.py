@@ -111,6 +111,30 @@ def test_results_come_in_the_order_of_their_calls_with_what_the_user_says_beside
     assert alone == f"<user>Hi\n{wrapped[0]}"
 
 
+SINGLE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}"
+    "{% if m.tool_calls | length > 1 %}REFUSE{% endif %}"
+    "<tool_call>{{ m.tool_calls[0].function | tojson }}</tool_call>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("refuses", ["", "{{ raise_exception('one at a time') }}"])
+@pytest.mark.parametrize("calls", ["hermes", None])
+def test_a_template_that_writes_one_call_of_a_message_gets_each_in_one_of_its_own(refuses, calls):
+    template = ChatTemplate(SINGLE.replace("REFUSE", refuses))
+    given = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "abc"]
+    message = {"role": "assistant", "content": "So.", "thinking": "Hm", "tool_calls": given}
+    results = [result("2", "b"), result("?", "x"), result("1", "a"), result("1b", "a")]
+    said = ToldTools(template, calls).rewritten([ASKED, message, *results, ASKED], None).messages
+    roles = [str(one.get("tool_calls", [{}])[0].get("id") or one["content"]) for one in said]
+    assert roles == ["Hi", "a", "1", "1b", "b", "2", "c", "?", "Hi"]
+    assert (said[1]["content"], said[1]["thinking"]) == ("So.", "Hm")
+    assert (said[4]["content"], "thinking" in said[4]) == ("", False)
+    several = ChatTemplate(QWEN)
+    kept = ToldTools(several, "hermes").rewritten([ASKED, message, *results], None)
+    assert kept.messages == [ASKED, message, *results]
+
+
 def test_many_results_take_no_longer_than_their_text():
     results = [result("x" * 200_000), *[result("")] * 4000]
     said = ToldTools(ChatTemplate(PLAIN), "hermes").rewritten([ASKED, called(), *results], None)
