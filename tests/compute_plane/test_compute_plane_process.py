@@ -1,17 +1,15 @@
-"""The plane as a real process: its start, its one-line faults, its end."""
+"""The plane as a real process: what it loads, what it tells, and all the ways it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -20,59 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from planes.address import parse_address
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
+from tests.compute_plane.plane_process import COMPILE_TIMEOUT_S, SIMULATED, TIMEOUT_S, process
 from tests.compute_plane.rpc.plane_harness import start
-
-TIMEOUT_S = 30.0
-COMPILE_TIMEOUT_S = 300.0
-SIMULATED = ("--executor=simulated", "--max-num-blocks=16", "--log-level=error")
-
-
-class Process:
-    """A compute plane started as its users start it; `ready` waits for the announcement."""
-
-    def __init__(self, *flags: str, umask: int = -1) -> None:
-        self._ready, ready_write = os.pipe()
-        lifeline_read, self.lifeline = os.pipe()
-        self.popen = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "compute_plane", *flags),
-                f"--ready-fd={ready_write}",
-                f"--lifeline-fd={lifeline_read}",
-            ],
-            pass_fds=(ready_write, lifeline_read),
-            umask=umask,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        os.close(ready_write)
-        os.close(lifeline_read)
-
-    def ready(self) -> str:
-        assert select.select([self._ready], [], [], COMPILE_TIMEOUT_S)[0], "not ready in time"
-        with os.fdopen(self._ready) as pipe:
-            word, address = pipe.readline().split()
-        assert word == "READY"
-        return address
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the process; its exit status and stderr."""
-        _, errors = self.popen.communicate(timeout=TIMEOUT_S)
-        return self.popen.returncode, errors
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.lifeline)
-        self.popen.kill()
-        self.popen.communicate()
-
-
-@contextlib.contextmanager
-def process(*flags: str, umask: int = -1) -> Iterator[Process]:
-    started = Process(*flags, umask=umask)
-    try:
-        yield started
-    finally:
-        started.close()
 
 
 def first_batch(opened: compute_pb2.OpenResponse) -> compute_pb2.ExecutionBatch:
@@ -87,13 +34,6 @@ def first_batch(opened: compute_pb2.OpenResponse) -> compute_pb2.ExecutionBatch:
         positions=[0],
         sampled_rows=[0],
     )
-
-
-def run_to_end(*flags: str) -> tuple[int, list[str]]:
-    """Start a plane that cannot start; its exit status and the lines it printed."""
-    with process(*flags) as started:
-        status, errors = started.end()
-    return status, errors.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -198,112 +138,6 @@ def test_a_signal_while_the_plane_still_loads_ends_it_quietly(tmp_path: Path):
         popen.send_signal(signal.SIGTERM)
         _, errors = popen.communicate(timeout=TIMEOUT_S)
         assert (popen.returncode, errors) == (0, "")
-
-
-@pytest.mark.wide
-def test_a_living_planes_socket_is_not_taken_and_a_dead_ones_is_replaced(tmp_path: Path):
-    path = tmp_path / "plane.sock"
-    flags = (f"--listen=unix:{path}", *SIMULATED)
-    with process(*flags) as first:
-        first.ready()
-        status, lines = run_to_end(*flags)
-        assert status == 2
-        assert lines == [f"compute_plane: listen: cannot listen on unix:{path}: it is in use"]
-        first.popen.kill()
-        first.end()
-        assert path.exists()
-        with process(*flags) as second:
-            assert second.ready() == f"unix:{path}"
-
-
-def test_a_port_in_use_is_refused_in_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-        status, lines = run_to_end(f"--listen={address}", *SIMULATED)
-    assert status == 2
-    assert lines == [f"compute_plane: listen: cannot listen on {address}: it is in use"]
-
-
-@pytest.mark.wide
-def test_an_address_of_another_machine_and_a_missing_directory_have_lines_of_their_own(
-    tmp_path: Path,
-):
-    status, lines = run_to_end("--listen=192.0.2.1:5", "--allow-insecure", *SIMULATED)
-    assert (status, lines) == (
-        2,
-        [
-            "compute_plane: listen: cannot listen on 192.0.2.1:5: "
-            "192.0.2.1 is not an address of this machine"
-        ],
-    )
-    missing = tmp_path / "missing"
-    status, (line,) = run_to_end(f"--listen=unix:{missing}/s", *SIMULATED)
-    assert (status, line.endswith(f"there is no directory {missing}")) == (2, True)
-
-
-def test_a_file_where_the_socket_should_be_is_left_alone(tmp_path: Path):
-    path = tmp_path / "precious"
-    path.write_text("text")
-    status, (line,) = run_to_end(f"--listen=unix:{path}", *SIMULATED)
-    assert status == 2
-    assert "is not a socket" in line
-    assert path.read_text() == "text"
-
-
-@pytest.mark.wide
-def test_a_faulty_model_file_ends_the_start_with_one_line(tmp_path: Path):
-    path = tmp_path / "broken.gguf"
-    path.write_bytes(b"GGUF" + bytes(9))
-    status, (line,) = run_to_end(f"--model={path}", "--listen=127.0.0.1:0", "--log-level=error")
-    assert status == 2
-    assert line.startswith(f"compute_plane: {path}: ")
-
-
-CANNOT_START = {
-    "--device=cuda": "device: cuda: ",
-    "--device=cuda:5": "device: cuda:5: ",
-    "--kv-cache-dtype=float4": "kv_cache_dtype (from --kv-cache-dtype) must be",
-    "--block-size=0": "block_size (from --block-size) must be at least 1, got 0",
-    "--listen=0.0.0.0:0": "--allow-insecure",
-    "--listen=unix:/nowhere/plane.sock": "there is no directory /nowhere",
-    "--executor=nothing": "executor must be auto, cpu, cuda, simulated or module:attribute",
-    "--executor=no_such_module:build": "cannot be imported: ModuleNotFoundError",
-    "--executor=os:sep": "must be callable, got str",
-    "--model=/nowhere/model.gguf": "/nowhere/model.gguf",
-    "--config=/nowhere.json": "config file /nowhere.json",
-}
-
-
-@pytest.mark.wide
-def test_what_cannot_be_ends_in_one_line_and_status_two():
-    # All in one process, because each start of an interpreter takes its time.
-    code = (
-        "import contextlib, io, json, os, sys\n"
-        "from compute_plane.__main__ import main\n"
-        "os.environ['CUDA_VISIBLE_DEVICES'] = ''\n"
-        "for flag in sys.argv[1:]:\n"
-        "    with contextlib.redirect_stderr(io.StringIO()) as errors:\n"
-        "        status = main(['--listen=127.0.0.1:0', flag], prog='hetero-infer')\n"
-        "    print(json.dumps([status, errors.getvalue()]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *CANNOT_START],
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
-    )  # fmt: skip
-    ends = [json.loads(line) for line in done.stdout.splitlines()]
-    for (flag, words), (status, errors) in zip(CANNOT_START.items(), ends, strict=True):
-        assert status == 2, flag
-        (line,) = errors.splitlines()
-        assert line.startswith("hetero-infer: ")
-        assert words in line
-
-
-@pytest.mark.wide
-def test_a_factory_that_fails_is_logged_with_its_traceback():
-    status, lines = run_to_end("--executor=builtins:dict", "--listen=127.0.0.1:0")
-    assert status == 2
-    assert "executor: builtins:dict failed: TypeError" in lines[-1]
-    assert any("Traceback" in line or "exception" in line for line in lines[:-1])
 
 
 @pytest.mark.wide

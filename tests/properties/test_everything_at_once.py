@@ -19,7 +19,7 @@ from control_plane.core.request import FinishReason, Request
 from control_plane.core.scheduler import RequestOutput, Scheduler, SchedulerConfig
 from planes.errors import EngineError
 from tests.properties.model_plane import ModelPlane, Row, must
-from tests.properties.scheduler_world import Memory
+from tests.properties.scheduler_promises import Memory
 from tests.properties.state_plane import StatePlane, with_states
 from tests.properties.test_requests_move_between_schedulers import Side
 from tests.properties.toy_model import next_logprobs, run_alone

@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 
 from control_plane.core.request import RequestState
 from control_plane.core.scheduler import SchedulerConfig
-from tests.properties.scheduler_world import Memory, World
+from tests.properties.scheduler_promises import Memory
+from tests.properties.scheduler_world import World
 from tests.properties.test_scheduler_keeps_every_promise import (
     configs,
     lengths,

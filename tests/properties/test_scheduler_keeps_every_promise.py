@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 )
 
 from control_plane.core.scheduler import SchedulerConfig
-from tests.properties.scheduler_world import Memory, World
+from tests.properties.scheduler_promises import Memory
+from tests.properties.scheduler_world import World
 from tests.properties.toy_model import VOCABULARY
 
 # Sizes at which a handful of requests press on every limit: drawn from lists, because drawn from

@@ -15,7 +15,8 @@ from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from control_plane.core.request import RequestState
 from control_plane.core.scheduler import SchedulerConfig
-from tests.properties.scheduler_world import Memory, World
+from tests.properties.scheduler_promises import Memory
+from tests.properties.scheduler_world import World
 from tests.properties.state_plane import with_states
 from tests.properties.test_both_planes_give_each_request_its_own_text import (
     MAX_SLOTS,

@@ -26,9 +26,9 @@ from compute_plane.model import (
     short_convolution_layout,
 )
 from compute_plane.model.tensor import TensorFormat
+from tests.compute_plane.cuda.noted_products import EPS, SIZE, Recording, dense, drawn
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.steps_on_kernels import Formats
-from tests.compute_plane.cuda.test_products_of_a_layer import EPS, SIZE, Recording, dense, drawn
 from tests.compute_plane.cuda.torch_executors import tiny_model, tiny_plan
 from tests.compute_plane.executor.tiny_llama import (
     tiny_spec,
