@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from compute_plane.executor.product_records import (
+    MLP_ROWS,
     MOST_PRODUCT_CHUNKS,
     HiddenRows,
     ProductRecords,
@@ -32,7 +33,6 @@ from kernels.cpu.catalogue import (
     add_shared,
     clamped_rows,
     expert_product,
-    gated_rows,
     group_by_expert,
     route_tokens,
     rows_of_experts,
@@ -87,7 +87,7 @@ class ExpertBuffers:
         def taken(count: int) -> int:
             return arena.take(FLOAT_BYTES * count).ctypes.data
 
-        self.mixture = mixture
+        self.mixture, self.activation = mixture, spec.activation
         self.hidden_size, self.intermediate_size = spec.hidden_size, spec.intermediate_size
         self.rows = RowBuffers(arena, num_rows, max(spec.hidden_size, spec.intermediate_size))
         self.logits = taken(max_tokens * mixture.num_experts)
@@ -193,7 +193,9 @@ class ExpertRecords:
         """Multiply what all tokens go through, and add it."""
         mlp, gate, products = shared.mlp, shared.gate, self._products
         if gate is None:
-            return products.gated(mlp.gate_up, mlp.down, sums, HiddenRows(hidden))
+            of_all = HiddenRows(hidden)
+            activation = self._buffers.activation
+            return products.gated(mlp.gate_up, mlp.down, sums, of_all, activation=activation)
         outputs = self._token_rows.outputs
         return [
             *products.product(gate, self._buffers.gates, 1),
@@ -233,7 +235,9 @@ class ExpertRecords:
         """Multiply with gate and up, gate, multiply with down."""
         experts, down = self._experts, mlp.down
         out, stride = self._buffers.given, self._buffers.hidden_size
-        fused = None if biases is not None else experts.gated_product(mlp.gate_up, down)
+        fused = None
+        if self._buffers.activation == "silu":
+            fused = experts.gated_product(mlp.gate_up, down)
         if fused is None:
             gated = self._gated_apart(mlp, stride_bytes, biases)
             multiplied = experts.product(down, out, stride)
@@ -251,8 +255,9 @@ class ExpertRecords:
         Experts with biases are those with a clamped gate.
         """
         buffers = self._buffers
-        maker, own = gated_rows, dict[int, int]()
-        if biases is not None:
+        if biases is None:
+            maker, own = MLP_ROWS[buffers.activation], dict[int, int]()
+        else:
             maker, own = (
                 clamped_rows,
                 {
@@ -260,7 +265,7 @@ class ExpertRecords:
                     RowInput.RUNS: buffers.routing[Routing.RUNS],
                 },
             )
-        width = 2 * buffers.intermediate_size
+        width = sum(matrix.n for matrix in mlp.gate_up)
         shared = self._experts.beside_each_other(mlp.gate_up, buffers.sums, width)
         return [
             *self._of_all(shared, mlp.gate_up, stride_bytes, FLOAT_BYTES * width),

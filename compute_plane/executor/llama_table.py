@@ -42,7 +42,7 @@ from compute_plane.executor.step_table import StepTable
 from compute_plane.executor.token_records import TokenRecords, token_records
 from compute_plane.memory.huge_pages import HugePageArena
 from compute_plane.model.mamba2 import Mamba2
-from kernels.cpu.catalogue import EMBEDDINGS, normed_rows, plain_rows, sampled_rows
+from kernels.cpu.catalogue import EMBEDDINGS, grouped_rows, normed_rows, plain_rows, sampled_rows
 from kernels.cpu.operands import EmbeddingRecord, RowFormat, RowInput
 from kernels.cpu.operation import StepWord
 
@@ -200,21 +200,26 @@ class LlamaTable:
             HiddenRows(self._hidden, weight, self._epsilon())
             for weight in layer.output_norms or (None, None)
         )
-        after_mixer = replace(after_mixer, bias=layer.mixer.o_bias)
-        if isinstance(layer.mixer, PackedAttention):
-            write, read = self._attention_of(index, layer, layer.mixer, records)
-        elif isinstance(layer.mixer, PackedLatents):
-            write, read = self._latents_of(index, layer, layer.mixer, records)
-        else:
-            write, read = [], self._recurrence_of(index, layer, layer.mixer, records.products)
+        write, read = self._mixer_of(index, layer, records, after_mixer)
         return LayerRecords(
-            write=tuple(write),
-            read=(
-                *read,
-                *records.products.added(layer.mixer.o, after_mixer),
-                *self._feedforward(layer, records, after_mlp),
-            ),
+            write=tuple(write), read=(*read, *self._feedforward(layer, records, after_mlp))
         )
+
+    def _mixer_of(
+        self, index: int, layer: PackedLayer, records: TokenRecords, hidden: HiddenRows
+    ) -> tuple[list[int], list[int]]:
+        """Return what is to be done before all keys and values are there, and what then."""
+        mixer = layer.mixer
+        if mixer is None:
+            return [], []
+        if isinstance(mixer, PackedAttention):
+            write, read = self._attention_of(index, layer, mixer, records)
+        elif isinstance(mixer, PackedLatents):
+            write, read = self._latents_of(index, layer, mixer, records)
+        else:
+            write, read = [], self._recurrence_of(index, layer, mixer, records.products)
+        hidden = replace(hidden, bias=mixer.o_bias)
+        return write, [*read, *records.products.added(mixer.o, hidden)]
 
     def _attention_of(
         self, index: int, layer: PackedLayer, mixer: PackedAttention, records: TokenRecords
@@ -283,12 +288,17 @@ class LlamaTable:
         if norm is None or not isinstance(of, Mamba2):
             return products.rows(plain_rows, [o], operands)
         operands |= {RowInput.WEIGHT: norm, RowInput.EPSILON: _float_bits(of.norm_eps)}
-        return products.rows(normed_rows, [o], operands)
+        if of.num_groups == 1:
+            return products.rows(normed_rows, [o], operands)
+        operands[RowInput.NUM_GROUPS] = of.num_groups
+        return products.rows(grouped_rows, [o], operands)
 
     def _feedforward(
         self, layer: PackedLayer, records: TokenRecords, hidden: HiddenRows
     ) -> list[int]:
         part, products = layer.feedforward, records.products
+        if part is None:
+            return []
         if isinstance(part, PackedMlp):
             return [
                 *products.rows(*self._read(layer.mlp_norm, part.gate_up)),
@@ -297,7 +307,7 @@ class LlamaTable:
                     part.down,
                     self._gate_up,
                     hidden,
-                    by_gelu=self._spec.activation == "gelu",
+                    activation=self._spec.activation,
                 ),
             ]
         if records.experts is None:

@@ -45,7 +45,7 @@ class PackedMatrix:
 class PackedMlp:
     """`gate_up`: columns gate, up. One matrix, or several where formats or orders of inputs differ.
 
-    `down` has no order of its own: what gate and up give is in it.
+    Of models without gates up alone. `down` has no order of its own: what these give is in it.
     """
 
     gate_up: tuple[PackedMatrix, ...]
@@ -180,27 +180,28 @@ class PackedLayer:
     """One decoder layer; `attn_norm`, `mlp_norm`: addresses of float32 [hidden].
 
     `output_norms`: of two float32 [hidden], for what mixer and MLP give. None where the
-    architecture has none.
+    architecture has none; mixer or MLP where the layer has the other alone.
     """
 
     attn_norm: int | None
-    mixer: Mixer
+    mixer: Mixer | None
     mlp_norm: int | None
-    feedforward: Feedforward
+    feedforward: Feedforward | None
     output_norms: tuple[int, int] | None = None
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
         """All matrices of the layer; of experts those of the first."""
-        return (*self.mixer.matrices, *self.feedforward.matrices)
+        parts = (self.mixer, self.feedforward)
+        return tuple(matrix for part in parts if part is not None for matrix in part.matrices)
 
     def moved(self, by: int) -> PackedLayer:
         """Return it so many bytes further on."""
         return PackedLayer(
             attn_norm=_moved(self.attn_norm, by),
-            mixer=self.mixer.moved(by),
+            mixer=None if self.mixer is None else self.mixer.moved(by),
             mlp_norm=_moved(self.mlp_norm, by),
-            feedforward=self.feedforward.moved(by),
+            feedforward=None if self.feedforward is None else self.feedforward.moved(by),
             output_norms=_both_moved(self.output_norms, by),
         )
 

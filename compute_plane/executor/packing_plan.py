@@ -62,34 +62,56 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
         return source.tensor(layout.layer_tensor(layer, role, part))
 
     outputs = [source.tensor(name) for name in layout.output_norms(spec, layer)]
-    input_norms = [source.tensor(name) for name in layout.input_norms(spec, layer)]
-    attn_norm = plan.vector(input_norms[0]) if input_norms else None
-    recurrence = spec.recurrence_of(layer)
-    mixer: Mixer
-    if spec.latents is not None:
-        mixer = plan_latents(plan, spec, tensor)
-    elif recurrence is None:
-        mixer = _plan_attention(plan, spec, source, layer)
-    elif isinstance(recurrence, DeltaNet):
-        mixer = _plan_delta_net(plan, tensor)
-    elif isinstance(recurrence, Mamba2):
-        mixer = _plan_mamba2(plan, tensor)
-    else:
-        mixer = _plan_convolution(plan, tensor)
-    mlp_norm = plan.vector(input_norms[1]) if input_norms else None
-    feedforward: Feedforward
-    mixture = spec.mixture_of(layer)
-    if mixture is None:
-        feedforward = plan.mlp(*(tensor(r) for r in (layout.GATE, layout.UP, layout.DOWN)))
-    else:
-        feedforward = _plan_experts(plan, spec, mixture, source, layer)
+    norms = {name: source.tensor(name) for name in layout.input_norms(spec, layer)}
+
+    def norm(role: str) -> int | None:
+        found = norms.get(layout.layer_tensor(layer, role))
+        return None if found is None else plan.vector(found)
+
     return PackedLayer(
-        attn_norm=attn_norm,
-        mixer=mixer,
-        mlp_norm=mlp_norm,
-        feedforward=feedforward,
+        attn_norm=norm(layout.ATTN_NORM),
+        mixer=_plan_mixer(plan, spec, source, layer, tensor) if spec.has_mixer(layer) else None,
+        mlp_norm=norm(layout.MLP_NORM),
+        feedforward=_plan_feedforward(plan, spec, source, layer, tensor)
+        if spec.has_mlp(layer)
+        else None,
         output_norms=(plan.vector(outputs[0]), plan.vector(outputs[1])) if outputs else None,
     )
+
+
+def _plan_mixer(
+    plan: PackingPlan,
+    spec: ModelSpec,
+    source: TensorSource,
+    layer: int,
+    tensor: Callable[..., RawTensor],
+) -> Mixer:
+    """Plan attention, or what a layer has in its place. `tensor`: by its role and part."""
+    recurrence = spec.recurrence_of(layer)
+    if spec.latents is not None:
+        return plan_latents(plan, spec, tensor)
+    if recurrence is None:
+        return _plan_attention(plan, spec, source, layer)
+    if isinstance(recurrence, DeltaNet):
+        return _plan_delta_net(plan, tensor)
+    if isinstance(recurrence, Mamba2):
+        return _plan_mamba2(plan, tensor)
+    return _plan_convolution(plan, tensor)
+
+
+def _plan_feedforward(
+    plan: PackingPlan,
+    spec: ModelSpec,
+    source: TensorSource,
+    layer: int,
+    tensor: Callable[..., RawTensor],
+) -> Feedforward:
+    """Plan the MLP, or the mixture of a layer. `tensor`: by its role."""
+    mixture = spec.mixture_of(layer)
+    if mixture is not None:
+        return _plan_experts(plan, spec, mixture, source, layer)
+    gates = [tensor(layout.GATE)] if spec.gates_mlps else []
+    return plan.mlp([*gates, tensor(layout.UP)], tensor(layout.DOWN))
 
 
 def _plan_attention(
@@ -180,12 +202,13 @@ def _plan_experts(
 
     # The choice of experts is kept as exact as the file has it.
     router = plan.matrix([tensor(expert_layout.ROUTER)], target=TensorFormat.F32)
-    parts = (expert_layout.GATE, expert_layout.UP, expert_layout.DOWN)
+    gates = [expert_layout.GATE] if spec.gates_mlps else []
+    parts = (*gates, expert_layout.UP, expert_layout.DOWN)
     first, stride_bytes = None, 0
     for expert in range(mixture.num_experts):
         start = plan.num_bytes
         tensors = [tensor(expert_layout.expert_role(expert, part)) for part in parts]
-        mlp = plan.mlp(*tensors)
+        mlp = plan.mlp(tensors[:-1], tensors[-1])
         if any(matrix.input_order is not None for matrix in mlp.matrices):
             raise UnsupportedModelError(
                 tensors[0].path,
@@ -212,18 +235,20 @@ def _plan_experts(
     if mixture.corrects_choice:
         correction = plan.vector(tensor(expert_layout.CORRECTION, layout.BIAS))
     return PackedExperts(
-        router, first, stride_bytes, of_all, correction, _plan_shared(plan, mixture, tensor)
+        router, first, stride_bytes, of_all, correction, _plan_shared(plan, spec, mixture, tensor)
     )
 
 
 def _plan_shared(
-    plan: PackingPlan, mixture: Mixture, tensor: Callable[[str], RawTensor]
+    plan: PackingPlan, spec: ModelSpec, mixture: Mixture, tensor: Callable[[str], RawTensor]
 ) -> PackedShared | None:
     """Plan what all tokens of a layer go through. `tensor`: by its role."""
     if not mixture.shared_size:
         return None
-    parts = (expert_layout.GATE, expert_layout.UP, expert_layout.DOWN)
-    mlp = plan.mlp(*(tensor(f"{expert_layout.SHARED}.{part}") for part in parts))
+    gates = [expert_layout.GATE] if spec.gates_mlps else []
+    parts = (*gates, expert_layout.UP, expert_layout.DOWN)
+    *read, down = (tensor(f"{expert_layout.SHARED}.{part}") for part in parts)
+    mlp = plan.mlp(read, down)
     gate = None
     if mixture.gates_shared:
         gate = plan.matrix([tensor(expert_layout.SHARED_GATE)], target=TensorFormat.F32)
@@ -294,12 +319,12 @@ class PackingPlan:
             column += matrices[-1].n
         return tuple(matrices)
 
-    def mlp(self, gate: RawTensor, up: RawTensor, down: RawTensor) -> PackedMlp:
-        """Take places for the matrices of an MLP."""
+    def mlp(self, gate_up: Sequence[RawTensor], down: RawTensor) -> PackedMlp:
+        """Take places for the matrices of an MLP. `gate_up`: without gate where there is none."""
         order = self.input_order(down)
         if order is not None:
             down = replace(down, input_order=None)
-        return PackedMlp(self.fused([gate, up], order), self.matrix([down]))
+        return PackedMlp(self.fused(gate_up, order), self.matrix([down]))
 
     def input_order(self, tensor: RawTensor) -> IntArray | None:
         """Return the order in which a matrix, as it runs, wants its inputs; None: the model's."""

@@ -30,14 +30,22 @@ from kernels.cpu.catalogue import (
     gated_rows,
     gelu_rows,
     ordered_rows,
+    relu2_rows,
 )
 from kernels.cpu.operands import BiasRecord, NormedSum, Product, RowFormat, RowInput
 from kernels.cpu.operation import Operation, StepWord
 
 if TYPE_CHECKING:
     from compute_plane.executor.packed_layers import PackedMatrix
+    from compute_plane.model.architectures import Activation
 
 FLOAT_BYTES: Final = 4
+MLP_ROWS: Final[Mapping[Activation, Operation]] = {
+    "silu": gated_rows,
+    "gelu": gelu_rows,
+    "relu2": relu2_rows,
+}
+"""What makes the rows that down reads of what gate and up give, by activation."""
 CHUNK_WEIGHTS: Final = 32 * 1024
 """Weights of a chunk of a product, about: a microsecond or two of one row."""
 MOST_PRODUCT_CHUNKS: Final = 64
@@ -119,14 +127,13 @@ class ProductRecords:
         sums: int,
         hidden: HiddenRows,
         *,
-        by_gelu: bool = False,
+        activation: Activation = "silu",
     ) -> list[int]:
         """Multiply with gate and up, gate, multiply with down, add to the hidden states.
 
         `sums`: address of float32 [tokens, gate | up], for products that do not gate their own.
-        `by_gelu`: the gate is GELU, not SiLU.
         """
-        gated, read = self._gated_rows(gate_up, down, sums, by_gelu=by_gelu)
+        gated, read = self._gated_rows(gate_up, down, sums, activation)
         return [*gated, *self._added(down, hidden, read)]
 
     def gated_into(
@@ -136,7 +143,7 @@ class ProductRecords:
 
         `out`: address of float32 [tokens, outputs of down].
         """
-        gated, read = self._gated_rows(gate_up, down, sums)
+        gated, read = self._gated_rows(gate_up, down, sums, "silu")
         return [*gated, *self.product(down, out, down.n, read)]
 
     def _gated_rows(
@@ -144,18 +151,17 @@ class ProductRecords:
         gate_up: Sequence[PackedMatrix],
         down: PackedMatrix,
         sums: int,
-        *,
-        by_gelu: bool = False,
+        activation: Activation,
     ) -> tuple[list[int], dict[int, int]]:
         """Return records that make the rows that down reads, and its operands for them."""
-        fused = None if by_gelu else self.gated_product(gate_up, down)
+        fused = self.gated_product(gate_up, down) if activation == "silu" else None
         if fused is not None:
             return fused, self.gated_input
         width = sum(matrix.n for matrix in gate_up)
         source: dict[int, int] = {RowInput.SOURCE: sums, RowInput.SOURCE_STRIDE: width}
         made = [
             *self.beside_each_other(gate_up, sums, width),
-            *self.rows(gelu_rows if by_gelu else gated_rows, [down], source),
+            *self.rows(MLP_ROWS[activation], [down], source),
         ]
         return made, {}
 

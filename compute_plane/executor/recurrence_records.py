@@ -140,6 +140,7 @@ class RecurrenceRecords:
             words.KERNEL_SIZE: of.kernel_size,
             words.STATES: self._state_address(index),
             words.STATE_BYTES: self._states.state_bytes,
+            words.NUM_GROUPS: of.num_groups,
         }
         return [
             self._table.add(operation, StepWord.STATE_CHUNKS, operands)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-Activation: TypeAlias = Literal["silu", "gelu", "clamped"]
+Activation: TypeAlias = Literal["silu", "gelu", "clamped", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Architecture:
     `has_input_norms`: what they read is normalised. `has_sinks`: query heads have a score each
     beside those of tokens (`kernels.reference.paged_attention`). `has_all_biases`: the products of
     what attention gives, of the router and of experts have biases as well. `activation`: what gates
-    the MLP, SiLU, GELU (by tanh), or a clamped SwiGLU (`kernels.reference.clamped_mul`).
+    the MLP, SiLU, GELU (by tanh), or a clamped SwiGLU (`kernels.reference.clamped_mul`); or what
+    stands in an MLP without a gate, relu(x)².
     `turns_in_windows`: of a model with windows no layer without one turns its heads.
     `norms_begin_at_one`: directories have weights of norms as what they are more than 1.
     `exceeds_float16`: hidden states are larger than a float16 can be. `says_scaled_length`: files
@@ -169,6 +170,12 @@ ARCHITECTURES: Final = {
     ),
     "lfm2": Architecture("LFM2", has_head_norms=True),
     "lfm2moe": Architecture("LFM2 MoE", has_head_norms=True, experts="always"),
+    "nemotron_h": Architecture(
+        "Nemotron-H", activation="relu2", experts="may", predicts_ahead=True
+    ),
+    "nemotron_h_moe": Architecture(
+        "Nemotron-H MoE", activation="relu2", experts="always", predicts_ahead=True
+    ),
     "deepseek2": Architecture(
         "DeepSeek",
         turns_neighbours="always",

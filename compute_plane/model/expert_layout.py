@@ -140,7 +140,8 @@ def bias_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ...]]
 
 def _part_shapes(spec: ModelSpec, inner: int) -> dict[str, tuple[int, int]]:
     hidden = spec.hidden_size
-    return {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
+    gate = {GATE: (inner, hidden)} if spec.gates_mlps else {}
+    return {**gate, UP: (inner, hidden), DOWN: (hidden, inner)}
 
 
 def stored_mixture(

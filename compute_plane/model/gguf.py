@@ -18,6 +18,12 @@ from compute_plane.model.gguf_kv_heads import gguf_num_kv_heads
 from compute_plane.model.gguf_latents import DEEPSEEK2, KEY_LENGTH, gguf_latents
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.gguf_mixture import gguf_intermediate_size, gguf_mixture
+from compute_plane.model.gguf_nemotron import (
+    NEMOTRON,
+    nemotron_intermediate_size,
+    norm_epsilon,
+    with_single_layers,
+)
 from compute_plane.model.gguf_recurrence import SAID_BY_HEADS, gguf_recurrence
 from compute_plane.model.gguf_rope import read_rope_scaling
 from compute_plane.model.gguf_windows import SLIDING_WINDOW, read_windows
@@ -86,7 +92,7 @@ def read_gguf_spec(
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
             "Qwen3, Qwen3-VL, Qwen3-Next, Qwen3.5, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, "
             "Seed-OSS, EXAONE 4, K-EXAONE, OLMo 2, OLMoE, MiniMax-M2, SmolLM3, Granite, Gemma 3, "
-            "LFM2, DeepSeek, gpt-oss)",
+            "LFM2, DeepSeek, Nemotron-H, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -122,11 +128,17 @@ def read_gguf_spec(
         ),
         head_dim=head_dim,
         hidden_size=hidden_size,
-        intermediate_size=gguf_intermediate_size(keys, prefix, mixture),
+        intermediate_size=nemotron_intermediate_size(
+            file.path, keys, prefix, num_layers + layers_ahead
+        )
+        if architecture in NEMOTRON
+        else gguf_intermediate_size(keys, prefix, mixture),
         context_length=exact_length(architecture, context_length, scaling),
         rope_theta=10000.0 if rope_theta is None else rope_theta,
         rope_scaling=scaling,
-        rms_norm_eps=keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
+        rms_norm_eps=norm_epsilon(keys, prefix)
+        if architecture in NEMOTRON
+        else keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
         tie_embeddings=layout.gguf_name(layout.LM_HEAD) not in file.tensors,
         num_parameters=0,
         weight_format="",
@@ -146,6 +158,8 @@ def read_gguf_spec(
         recurrence=gguf_recurrence(file.path, keys, prefix, num_layers, layers_ahead),
         latents=latents,
     )
+    if architecture in NEMOTRON:
+        spec = with_single_layers(file, keys, prefix, spec)
     spec = with_long_contexts(spec, file.path, are_wanted=long_context)
     window, layers = read_windows(
         file.path, keys, prefix, min(num_layers, MAX_LAYERS), context_length

@@ -1,9 +1,9 @@
 """The layers with Mamba-2 that a GGUF file describes; letters: `kernels.reference.mamba2`.
 
-attention.head_count_kv   key and value heads of each layer: 0 where it has Mamba-2
+attention.head_count_kv   key and value heads of each layer: 0 where it has Mamba-2, or no mixer
 ssm.conv_kernel   K       ssm.time_step_rank   H
 ssm.state_size    N       ssm.inner_size       H·P
-ssm.group_count   must be 1
+ssm.group_count   G, of Granite 4 1
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from pathlib import Path
 from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
-from compute_plane.model.gguf_kv_heads import layers_without_heads
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.mamba2 import Mamba2
 
 GRANITE_HYBRID: Final = "granitehybrid"
 
 
-def gguf_mamba2(path: Path, keys: GgufMetadata, prefix: str, num_layers: int) -> Mamba2 | None:
-    """Return what some layers have in place of attention; None: all attend.
+def gguf_mamba2(
+    path: Path, keys: GgufMetadata, prefix: str, layers: frozenset[int], norm_eps: float
+) -> Mamba2 | None:
+    """Return what `layers` have in place of attention; None: there are none.
 
-    `prefix`: of the architecture's keys. Raises ModelFileError, UnsupportedModelError.
+    `prefix`: of the architecture's keys. `norm_eps`: of all norms. Raises ModelFileError,
+    UnsupportedModelError.
     """
-    layers = layers_without_heads(path, keys, prefix, num_layers)
     if not layers:
         return None
     groups = keys.require_integer(prefix + "ssm.group_count")
-    if groups != 1:
+    if groups != 1 and prefix == f"{GRANITE_HYBRID}.":
         raise UnsupportedModelError(path, f"{prefix}ssm.group_count must be 1, got {groups}")
     num_heads = keys.require_integer(prefix + "ssm.time_step_rank")
     inner_size = keys.require_integer(prefix + "ssm.inner_size")
@@ -43,6 +44,7 @@ def gguf_mamba2(path: Path, keys: GgufMetadata, prefix: str, num_layers: int) ->
         head_dim=inner_size // num_heads,
         state_size=keys.require_integer(prefix + "ssm.state_size"),
         kernel_size=keys.require_integer(prefix + "ssm.conv_kernel"),
-        norm_eps=keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
+        norm_eps=norm_eps,
         layers=layers,
+        num_groups=groups,
     )

@@ -55,6 +55,7 @@ SHARING: Final = {
     "granitehybrid": _Sharing(normalises=True),
     "lfm2moe": _Sharing("sigmoid", normalises=True),
     "deepseek2": _Sharing(None),
+    "nemotron_h_moe": _Sharing("sigmoid"),
 }
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Final
 
 from compute_plane.model.gguf_delta_net import gguf_delta_net
+from compute_plane.model.gguf_kv_heads import layers_without_heads
 from compute_plane.model.gguf_lfm2 import LFM2, gguf_convolution
 from compute_plane.model.gguf_mamba2 import GRANITE_HYBRID, gguf_mamba2
 from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.gguf_nemotron import NEMOTRON, layers_with_mlp, norm_epsilon
 from compute_plane.model.recurrence import Recurrence
 
-SAID_BY_HEADS: Final = (*LFM2, GRANITE_HYBRID)
+SAID_BY_HEADS: Final = (*LFM2, GRANITE_HYBRID, *NEMOTRON)
 """Architectures whose layers with a state are those without key and value heads."""
 
 
@@ -26,6 +28,10 @@ def gguf_recurrence(
     architecture = prefix.removesuffix(".")
     if architecture in LFM2:
         return gguf_convolution(path, keys, prefix, num_layers)
-    if architecture == GRANITE_HYBRID:
-        return gguf_mamba2(path, keys, prefix, num_layers)
+    if architecture in (GRANITE_HYBRID, *NEMOTRON):
+        headless = layers_without_heads(path, keys, prefix, num_layers + layers_ahead)
+        layers = headless & frozenset(range(num_layers))
+        if architecture in NEMOTRON:
+            layers -= layers_with_mlp(path, keys, prefix, num_layers + layers_ahead)
+        return gguf_mamba2(path, keys, prefix, layers, norm_epsilon(keys, prefix))
     return gguf_delta_net(path, keys, prefix, num_layers, layers_ahead)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
@@ -25,12 +27,14 @@ from compute_plane.model.hf_model_types import (
     MINIMAX_M2,
     MINISTRAL3,
     MODEL_TYPES,
+    NEMOTRON_H,
     OLMO3,
     OLMOE,
     PHI3,
     SMOLLM3,
     ModelType,
 )
+from compute_plane.model.hf_nemotron import nemotron_intermediate_size, nemotron_layers
 from compute_plane.model.hf_olmo3 import with_own_windows
 from compute_plane.model.hf_recurrence import config_recurrence
 from compute_plane.model.hf_rope import (
@@ -84,7 +88,8 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
     context_length = config.integer("max_position_embeddings")
-    num_layers = config.integer("num_hidden_layers")
+    layers = nemotron_layers(config) if model_type == NEMOTRON_H else None
+    num_layers = config.integer("num_hidden_layers") if layers is None else len(layers.letters)
     has_types = model_type in (GEMMA3, OLMO3)
     turning = of_layer_type(config, FULL_ATTENTION) if has_types else config
     if model_type in POSITIONS:
@@ -134,18 +139,25 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     )
     _refuse_variants(config, model_type)
     spec = with_long_contexts(spec, config.path, are_wanted=long_context)
-    window, layers = read_windows(
+    window, with_window = read_windows(
         config, model_type, min(num_layers, MAX_LAYERS), spec.layers_without_rope
     )
-    spec = with_windows(config.path, spec, window, layers, "sliding_window")
+    spec = with_windows(config.path, spec, window, with_window, "sliding_window")
+    if layers is not None:
+        spec = replace(
+            spec,
+            layers_without_rope=frozenset(range(num_layers)),
+            layers_without_mixer=layers.without_mixer,
+            layers_without_mlp=layers.without_mlp,
+        )
     if ARCHITECTURES[kind.architecture].turns_in_windows:
-        spec = turning_in_windows(spec, window, layers)
+        spec = turning_in_windows(spec, window, with_window)
     if model_type == GRANITE_SWA:
         spec = with_own_bases(config, spec)
     if model_type == OLMO3:
-        spec = with_own_windows(config, spec, frozenset(layers))
+        spec = with_own_windows(config, spec, frozenset(with_window))
     if model_type == GEMMA3:
-        spec = with_gemma(config, spec, frozenset(layers))
+        spec = with_gemma(config, spec, frozenset(with_window))
     if ARCHITECTURES[kind.architecture].has_multipliers:
         spec = with_multipliers(config.path, spec, _multipliers(config))
     return spec
@@ -163,6 +175,8 @@ def _ties(config: JsonObject, model_type: str) -> bool | None:
 def _intermediate_size(config: JsonObject, model_type: str) -> int:
     if model_type == GRANITE4 and not has_experts(config):
         return config.integer("shared_intermediate_size", SHARED_SIZE)
+    if model_type == NEMOTRON_H:
+        return nemotron_intermediate_size(config)
     if model_type == LFM2:
         return lfm2_intermediate_size(config)
     if model_type in OWN_WIDTHS:

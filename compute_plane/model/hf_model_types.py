@@ -44,6 +44,7 @@ DEEPSEEK3 = "deepseek_v3"
 KIMI_K2 = "kimi_k2"
 GLM4_MOE_LITE = "glm4_moe_lite"
 YOUTU = "youtu"
+NEMOTRON_H = "nemotron_h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,15 @@ MODEL_TYPES: Final = {
     KIMI_K2: ModelType("deepseek2", "DeepseekV3ForCausalLM"),
     GLM4_MOE_LITE: ModelType("deepseek2", "Glm4MoeLiteForCausalLM", rms_norm_eps=1e-5),
     YOUTU: ModelType("deepseek2", "YoutuForCausalLM", ties=True),
+    NEMOTRON_H: ModelType(
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        num_kv_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-5,
+        activation=("mlp_hidden_act", "relu2"),
+        epsilon_key="layer_norm_epsilon",
+    ),
     GRANITE_MOE: ModelType("granitemoe", "GraniteMoeForCausalLM"),
     GPT_OSS: ModelType(
         "gpt-oss",

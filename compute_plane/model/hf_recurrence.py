@@ -5,7 +5,8 @@ from __future__ import annotations
 from compute_plane.model.hf_delta_net import config_delta_net
 from compute_plane.model.hf_granite4 import config_mamba2
 from compute_plane.model.hf_lfm2 import config_convolution
-from compute_plane.model.hf_model_types import GRANITE4, LFM2, LFM2_MOE
+from compute_plane.model.hf_model_types import GRANITE4, LFM2, LFM2_MOE, NEMOTRON_H
+from compute_plane.model.hf_nemotron import nemotron_mamba2
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.recurrence import Recurrence
 
@@ -19,4 +20,6 @@ def config_recurrence(config: JsonObject, model_type: str, norm_eps: float) -> R
         return config_convolution(config)
     if model_type == GRANITE4:
         return config_mamba2(config, norm_eps)
+    if model_type == NEMOTRON_H:
+        return nemotron_mamba2(config, norm_eps)
     return config_delta_net(config, model_type)

@@ -43,6 +43,7 @@ The canonical names are those of Hugging Face checkpoints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -141,6 +142,8 @@ GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "qwen3next": {MLP_NORM: "post_attention_norm"},
     "qwen35": {MLP_NORM: "post_attention_norm"},
     "qwen35moe": {MLP_NORM: "post_attention_norm"},
+    "nemotron_h": {MLP_NORM: "attn_norm"},
+    "nemotron_h_moe": {MLP_NORM: "attn_norm"},
 }
 """What GGUF files of an architecture call a role, where that is another name."""
 GGUF_GLOBAL_NAMES = {
@@ -154,8 +157,10 @@ LAST_NORMS: Mapping[str, tuple[str, str]] = {"lfm2": _LFM2_LAST_NORM, "lfm2moe":
 GGUF_ROPE_DIVISORS = "rope_freqs.weight"
 GGUF_SHORT_DIVISORS = "rope_factors_short.weight"
 GGUF_LONG_DIVISORS = "rope_factors_long.weight"
-GGUF_VECTORS = ("exp_probs_b.bias", "ffn_gate_inp_shexp.weight", "ssm_norm.weight")
+GGUF_VECTORS = ("exp_probs_b.bias", "ffn_gate_inp_shexp.weight")
 """Have a row in some files, and none in others."""
+GGUF_OF_GROUPS = "ssm_norm.weight"
+"""Has a row for each group of heads, or none."""
 GGUF_COLUMNS = ("ssm_a", "ssm_d")
 """The same of columns."""
 AHEAD = ("model.mtp_", "mtp.", "model.mtp.")
@@ -193,8 +198,10 @@ def head_norms(spec: ModelSpec, layer: int) -> list[str]:
 
 
 def input_norms(spec: ModelSpec, layer: int) -> list[str]:
-    """Return the names of the norms before attention and MLP; empty if there are none."""
-    roles = (ATTN_NORM, MLP_NORM) if spec.has_input_norms else ()
+    """Return the names of the norms before mixer and MLP; those that there are."""
+    if not spec.has_input_norms:
+        return []
+    roles = [ATTN_NORM] * spec.has_mixer(layer) + [MLP_NORM] * spec.has_mlp(layer)
     return [layer_tensor(layer, role) for role in roles]
 
 
@@ -254,6 +261,8 @@ def gguf_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
     Converters leave it to what had one in directories, and quantisers take it away.
     """
+    if name.endswith(GGUF_OF_GROUPS) and len(shape) > 1:
+        return (math.prod(shape),)
     if name.endswith(GGUF_VECTORS) and shape[:1] == (1,):
         return shape[1:]
     return shape[:1] if name.endswith(GGUF_COLUMNS) and shape[1:] == (1,) else shape
@@ -270,8 +279,9 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         if recurrence is not None:
             own = recurrence_layout.recurrence_shapes(spec, recurrence)
             shapes |= {f"{PREFIX}layers.{layer}.{name}": shape for name, shape in own.items()}
-        attention = of_attention if recurrence is None else {}
-        for role, shape in (attention | _feedforward_shapes(spec, mixture)).items():
+        attention = of_attention if recurrence is None and spec.has_mixer(layer) else {}
+        feedforward = _feedforward_shapes(spec, mixture) if spec.has_mlp(layer) else {}
+        for role, shape in (attention | feedforward).items():
             shapes[layer_tensor(layer, role)] = shape
         sizes = (spec.query_size, spec.kv_size, spec.kv_size)
         shapes |= {name: (n,) for name, n in zip(qkv_biases(spec, layer), sizes, strict=False)}
@@ -314,7 +324,8 @@ def _feedforward_shapes(spec: ModelSpec, mixture: Mixture | None) -> dict[str, t
         of_all = expert_layout.shared_shapes(spec, mixture)
         return expert_layout.mixture_shapes(spec, mixture) | of_all
     inner, hidden = spec.mlp_size, spec.hidden_size
-    return {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
+    gate = {GATE: (inner, hidden)} if spec.gates_mlps else {}
+    return {**gate, UP: (inner, hidden), DOWN: (hidden, inner)}
 
 
 def head_orders(spec: ModelSpec, *, turns_neighbours: bool) -> dict[str, IntArray]:

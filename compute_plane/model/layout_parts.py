@@ -33,7 +33,9 @@ def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, Part]:
     parts: dict[str, Part] = dict(_fused(spec, in_gguf=in_gguf))
     if spec.mixture is not None:
         stored = list(expert_layout.stored_mixture(spec, spec.mixture, in_gguf=in_gguf))
-        for layer in range(spec.mixture.dense_layers, spec.num_layers):
+        for layer in range(spec.num_layers):
+            if spec.mixture_of(layer) is None:
+                continue
             prefix = f"{layout.PREFIX}layers.{layer}."
             for name, rows in stored:
                 runs = RowRuns(rows.first, rows.count)

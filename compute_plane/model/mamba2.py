@@ -16,8 +16,8 @@ class Mamba2:
     """What layers have in place of attention: `kernels.reference.mamba2`.
 
     `num_heads`, `head_dim`: of what goes through the state; `state_size`: elements of b and of c,
-    which all heads have in common. `kernel_size`: tokens that the convolution sees. `norm_eps`: of
-    the norm behind. `layers`: which have it.
+    which the heads of each of `num_groups` have in common. `kernel_size`: tokens that the
+    convolution sees. `norm_eps`: of the norm behind. `layers`: which have it.
     """
 
     num_heads: int
@@ -26,6 +26,7 @@ class Mamba2:
     kernel_size: int
     norm_eps: float
     layers: frozenset[int]
+    num_groups: int = 1
 
     @property
     def inner_size(self) -> int:
@@ -35,7 +36,7 @@ class Mamba2:
     @property
     def channels(self) -> int:
         """What goes through the convolution: x, b, c."""
-        return self.inner_size + 2 * self.state_size
+        return self.inner_size + 2 * self.num_groups * self.state_size
 
     @property
     def num_inputs(self) -> int:
@@ -69,6 +70,12 @@ class Mamba2:
                     f"Mamba-2: {field} must be a multiple of {SIZE_STEP} up to {MAX_SIZE}, "
                     f"got {value}"
                 )
+        groups = self.num_groups
+        if groups < 1 or self.num_heads % groups or self.inner_size // groups % SIZE_STEP:
+            faults.append(
+                f"Mamba-2: num_groups must divide {self.num_heads} heads, and a group's heads "
+                f"together have a multiple of {SIZE_STEP} elements, got {groups}"
+            )
         if not 2 <= self.kernel_size <= MAX_KERNEL_SIZE:
             faults.append(
                 f"Mamba-2: kernel_size must be 2 to {MAX_KERNEL_SIZE}, got {self.kernel_size}"

@@ -39,6 +39,7 @@ from compute_plane.model.hf_model_types import (
     LFM2_MOE,
     MINIMAX_M2,
     MIXTRAL,
+    NEMOTRON_H,
     OLMOE,
     QWEN2_MOE,
     QWEN3_5_MOE,
@@ -46,6 +47,7 @@ from compute_plane.model.hf_model_types import (
     QWEN3_NEXT,
     SOLAR_OPEN,
 )
+from compute_plane.model.hf_nemotron import nemotron_mixture
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.spec import Mixture
 
@@ -118,6 +120,12 @@ DENSE, SPARSE = "dense", "sparse"
 
 def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
     """Return the mixture of a config.json; None for a model type without. Raises ModelFileError."""
+    is_of_nemotron = model_type == NEMOTRON_H
+    mixture = nemotron_mixture(config) if is_of_nemotron else _mixture(config, model_type)
+    return None if mixture is None else checked(config.path, mixture)
+
+
+def _mixture(config: JsonObject, model_type: str) -> Mixture | None:
     if model_type not in DEFAULTS or (model_type == GRANITE4 and not has_experts(config)):
         return None
     count, chosen = DEFAULTS[model_type]
@@ -151,7 +159,7 @@ def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
         mixture = _of_deepseek2(config, mixture)
     elif model_type in OF_DEEPSEEK3:
         mixture = _of_deepseek3(config, mixture, OF_DEEPSEEK3[model_type])
-    return checked(config.path, mixture)
+    return mixture
 
 
 def _first_integer(config: JsonObject, keys: tuple[str, ...], default: int | None) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compute_plane.model import layout, recurrence_layout
+from compute_plane.model import layout, nemotron_layout, recurrence_layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.float8_config import Float8Quantization
@@ -123,6 +123,8 @@ def open_safetensors(
             stored[name] = entry
     if is_text_part:
         stored = text_tensors(stored)
+    if spec.architecture == nemotron_layout.ARCHITECTURE:
+        stored = nemotron_layout.canonical_names(stored, spec)
     stored = {_with_prefix(name, stored): entry for name, entry in stored.items()}
     buffers = list({id(entry.buffer): entry.buffer for entry in stored.values()}.values())
     where = files[0] if len(files) == 1 else directory

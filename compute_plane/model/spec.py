@@ -123,6 +123,7 @@ class ModelSpec:
     embedding is made of (`compute_plane.model.pooling`); empty: the files do not say.
     `layers_ahead`: how many layers the files have behind these, which predict further on and do not
     run. `recurrence`: what some layers have in place of attention; None: all layers attend.
+    `layers_without_mixer`, `layers_without_mlp`: those that have one of the two alone.
     `latents`: what tokens leave in place of keys and values. Then there is one kv head, whose keys
     are the latents and what turns beside them, `head_dim` elements, and whose values are latents.
     """
@@ -159,6 +160,16 @@ class ModelSpec:
     layers_ahead: int = 0
     recurrence: Recurrence | None = None
     latents: Latents | None = None
+    layers_without_mixer: frozenset[int] = frozenset()
+    layers_without_mlp: frozenset[int] = frozenset()
+
+    def has_mixer(self, layer: int) -> bool:
+        """Whether a layer has attention, or a state in its place."""
+        return layer not in self.layers_without_mixer
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP, or a mixture of such."""
+        return layer not in self.layers_without_mlp
 
     def recurrence_of(self, layer: int) -> Recurrence | None:
         """Return what a layer has in place of attention; None: it attends."""
@@ -173,7 +184,10 @@ class ModelSpec:
     def attending_layers(self, first_layer: int = 0) -> tuple[int, ...]:
         """Return the layers with attention from one on: those that have keys and values."""
         layers = range(first_layer, self.num_layers)
-        return tuple(layer for layer in layers if self.recurrence_of(layer) is None)
+        without = self.layers_without_mixer
+        return tuple(
+            layer for layer in layers if self.recurrence_of(layer) is None and layer not in without
+        )
 
     def layers_with_state(self, first_layer: int = 0) -> tuple[int, ...]:
         """Return the others from one on: those that keep a state of each sequence."""
@@ -192,7 +206,9 @@ class ModelSpec:
     def mixture_of(self, layer: int) -> Mixture | None:
         """Return the mixture of a layer; None where it has one MLP."""
         mixture = self.mixture
-        return None if mixture is None or layer < mixture.dense_layers else mixture
+        if mixture is None or layer < mixture.dense_layers or not self.has_mlp(layer):
+            return None
+        return mixture
 
     @property
     def mlp_size(self) -> int:
@@ -253,6 +269,11 @@ class ModelSpec:
     def activation(self) -> Activation:
         """The name of what gates the MLP."""
         return ARCHITECTURES[self.architecture].activation
+
+    @property
+    def gates_mlps(self) -> bool:
+        """Whether MLPs have a gate."""
+        return self.activation != "relu2"
 
     @property
     def norms_begin_at_one(self) -> bool:

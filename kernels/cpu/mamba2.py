@@ -3,8 +3,9 @@
     mamba2_inputs   the convolution, in place, by row and run of channels
     mamba2_scan     time steps, the scan and the gate, by row and head
 
-The norm is that of the rows that the next product reads. All heads read the same b and c, so these
-are made before any head goes on. What is kept in states, and where: `kernels.cpu.mamba2_sizes`.
+The norm is that of the rows that the next product reads. Several heads read the same b and c, so
+these are made before any head goes on. What is kept in states, and where:
+`kernels.cpu.mamba2_sizes`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def convolve_token(
 def num_channels(record: int) -> int:
     """Return C."""
     inner: int = word(record, Mamba2.NUM_HEADS) * word(record, Mamba2.HEAD_DIM)
-    size: int = word(record, Mamba2.STATE_SIZE)
+    size: int = word(record, Mamba2.STATE_SIZE) * word(record, Mamba2.NUM_GROUPS)
     return inner + 2 * size
 
 
@@ -111,7 +112,8 @@ def go_on(record: int, row: int, head: int, factors: int) -> None:
     """
     num_heads, head_dim = word(record, Mamba2.NUM_HEADS), word(record, Mamba2.HEAD_DIM)
     size, inner = word(record, Mamba2.STATE_SIZE), num_heads * head_dim
-    channels = num_channels(record)
+    channels, num_groups = num_channels(record), word(record, Mamba2.NUM_GROUPS)
+    of_group = 4 * (inner + size * (head // (num_heads // num_groups)))
     steps = factors + 8 * SUB_BLOCK
     sums = steps + 4 * SUB_BLOCK * COLUMNS
     memory = state_of(record, row) + 4 * (word(record, Mamba2.KERNEL_SIZE) - 1) * channels
@@ -134,8 +136,8 @@ def go_on(record: int, row: int, head: int, factors: int) -> None:
         for column in range(0, head_dim, COLUMNS):
             at = 4 * (head * head_dim + column)
             scan(
-                memory + 4 * size * column, rows + at, rows + 4 * inner, stride, size, count,
-                factors, steps, sums,
+                memory + 4 * size * column, rows + at, rows + of_group, 4 * size * num_groups,
+                stride, size, count, factors, steps, sums,
             )  # fmt: skip
             finish(
                 sums, rows + at, rows + 4 * channels + at, stride,

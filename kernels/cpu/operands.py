@@ -77,6 +77,8 @@ class RowInput(IntEnum):
     """rms_norm only: the bits of a float32."""
     RUNS = EPSILON
     """clamped_rows only: the rows of each expert, as in `Routing`."""
+    NUM_GROUPS = 15
+    """grouped_rows only: of as many groups, each a multiple of 32 elements, a row is."""
 
 
 class BiasRecord(IntEnum):

@@ -1,16 +1,18 @@
 """The rows that matrix products read, made of float32 rows and written in a product's format.
 
     normed_rows     rms_norm of hidden rows, in the order of the tokens
+    grouped_rows    the same of groups of a row's elements, each for itself
     sampled_rows    rms_norm of the hidden rows whose logits are wanted (StepWord.OUT_TOKENS)
     gated_rows      silu(gate) · up, source rows gate | up of 2 · K elements
     gelu_rows       gelu(gate) · up, of the same
+    relu2_rows      relu(x)², of rows without a gate
     clamped_rows    gpt-oss's gate of the rows of experts, biases of each row's expert added before
     plain_rows      the rows as they are: what attention wrote
     ordered_rows    the rows with their elements in another order: for matrices whose columns are
 
 What is computed: `kernels.reference.rms_norm`, `kernels.reference.silu_mul`,
-`kernels.reference.gelu_mul`, `kernels.reference.clamped_mul`, within rounding; how, and the
-formats: `kernels.cpu.row_values`. A chunk is a run of rows.
+`kernels.reference.gelu_mul`, `kernels.reference.clamped_mul`, `kernels.reference.relu2`, within
+rounding; how, and the formats: `kernels.cpu.row_values`. A chunk is a run of rows.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from kernels.cpu.row_values import (
     gated,
     inverse_root_mean_square,
     normalised,
+    positive_squares,
     taken_from,
     unchanged,
     write_row,
@@ -70,6 +73,12 @@ def _clamped(builder: Builder, source: Value, *operands: Value) -> None:
     write_row(builder, clamped_gated, sources, k, row_format, outs)
 
 
+def _relu2(builder: Builder, source: Value, *operands: Value) -> None:
+    """Emit the squares of what is positive in a row; operands as above."""
+    k, _, _, row_format, *outs = operands
+    write_row(builder, positive_squares, [source], k, row_format, outs)
+
+
 def _plain(builder: Builder, source: Value, *operands: Value) -> None:
     """Emit a row as it is; operands as above."""
     k, _, _, row_format, *outs = operands
@@ -92,7 +101,13 @@ def expert_of(runs: int, row: int) -> int:
     return expert
 
 
-def _rows(emitter: RowMaker, *, is_gathered: bool = False, has_biases: bool = False) -> Any:  # noqa: ANN401 - Numba's objects
+def _rows(
+    emitter: RowMaker,
+    *,
+    is_gathered: bool = False,
+    has_biases: bool = False,
+    has_groups: bool = False,
+) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the kernel that makes rows with an emitter."""
     make_row = emitted(types.void, *[types.int64] * 10)(emitter)
 
@@ -118,19 +133,27 @@ def _rows(emitter: RowMaker, *, is_gathered: bool = False, has_biases: bool = Fa
             own = weight
             if has_biases:
                 own += 8 * k * expert_of(epsilon, row)
-            make_row(
-                source + 4 * taken * stride, k, own, epsilon, row_format,
-                out + row * k * element_bytes, scales + down, scaled_sums + down, sums + down,
-                pair_sums + down,
-            )  # fmt: skip
+            num_parts = 1
+            if has_groups:
+                num_parts = word(record, RowInput.NUM_GROUPS)
+            size = k // num_parts
+            for part in range(num_parts):
+                at, beside = part * size, down + 4 * part * (size // GROUP)
+                make_row(
+                    source + 4 * (taken * stride + at), size, own + 4 * at, epsilon, row_format,
+                    out + (row * k + at) * element_bytes, scales + beside, scaled_sums + beside,
+                    sums + beside, pair_sums + beside,
+                )  # fmt: skip
 
     return make_rows
 
 
 _normed_rows = _rows(_normed)
+_grouped_rows = _rows(_normed, has_groups=True)
 _sampled_rows = _rows(_normed, is_gathered=True)
 _gated_rows = _rows(_gated_by(gated))
 _gelu_rows = _rows(_gated_by(gelu_gated))
+_relu2_rows = _rows(_relu2)
 _clamped_rows = _rows(_clamped, has_biases=True)
 _plain_rows = _rows(_plain)
 _ordered_rows = _rows(_ordered)
@@ -140,6 +163,12 @@ _ordered_rows = _rows(_ordered)
 def normed_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Write rms_norm of hidden rows."""
     _normed_rows(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def grouped_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write rms_norm of groups of rows' elements."""
+    _grouped_rows(record, header, chunk, num_chunks, worker)
 
 
 @operation()
@@ -158,6 +187,12 @@ def gated_rows(record: int, header: int, chunk: int, num_chunks: int, worker: in
 def gelu_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Write gelu(gate) · up."""
     _gelu_rows(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def relu2_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write relu(x)²."""
+    _relu2_rows(record, header, chunk, num_chunks, worker)
 
 
 @operation()

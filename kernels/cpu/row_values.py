@@ -181,6 +181,17 @@ def unchanged(builder: Builder, sources: list[Value], _: RowFormat) -> Pair:
     return load_pair(builder, sources[0])
 
 
+def positive_squares(builder: Builder, sources: list[Value], _: RowFormat) -> Pair:
+    """Return relu(x)² of the values of the only source; NaN stays."""
+    zero = constant(F32X, 0.0)
+    kept = (
+        builder.select(builder.fcmp_unordered(">", value, zero), value, zero)
+        for value in load_pair(builder, sources[0])
+    )
+    first, second = (builder.fmul(value, value) for value in kept)
+    return first, second
+
+
 def taken_from(row: Value) -> GroupValues:
     """Return the values that stand in a row, float32, at given places; sources: int32 places."""
 

@@ -59,12 +59,13 @@ def time_steps(
     counted_loop(builder, num_tokens, some, step=LANES)
 
 
-@emitted(types.void, *[types.int64] * 9)
+@emitted(types.void, *[types.int64] * 10)
 def scan(
     builder: Builder,
     memory: Value,
     x: Value,
     b: Value,
+    c_offset: Value,
     row_bytes: Value,
     size: Value,
     num_tokens: Value,
@@ -74,8 +75,9 @@ def scan(
 ) -> None:
     """Bring a sub-block's tokens through 32 columns of a memory, float32 [N, 32].
 
-    `x`: the columns' place in the first token's row, `b`: that of its b, with c behind it; a
-    token's are `row_bytes` behind the one's before. `factors`: float32 [2, SUB_BLOCK], Δ, α.
+    `x`: the columns' place in the first token's row, `b`: that of its b, with c `c_offset` bytes
+    behind it; a token's are `row_bytes` behind the one's before. `factors`: float32
+    [2, SUB_BLOCK], Δ, α.
     `steps`, `sums`: float32 [SUB_BLOCK, 32], where Δ · x and Sᵀ c go.
     """
 
@@ -89,7 +91,6 @@ def scan(
             store(builder, constant(F32X, 0.0), offset(builder, sums, at, HALF_BYTES * half))
 
     counted_loop(builder, num_tokens, start)
-    c_offset = builder.shl(size, i64(2))
     state = [cgutils.alloca_once(builder, F32X) for _ in range(2 * ROWS_AT_ONCE)]
 
     def rows(first: Value) -> None:

@@ -81,6 +81,8 @@ class Mamba2(IntEnum):
     STATES = 15
     """Address of this layer's part of state 0, and the bytes from a state to the next."""
     STATE_BYTES = 16
+    NUM_GROUPS = 17
+    """Of heads, which are neighbours and have b and c in common."""
 
 
 class StateRow(IntEnum):

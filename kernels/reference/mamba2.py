@@ -6,14 +6,16 @@ What a layer makes of a token's projections, the token's place being t:
     Δ, α     = softplus(d + time_bias),  exp(−e^A · Δ)         of each head
     S        = α · S + b ⊗ Δ · x
     y        = Sᵀ c + D · x
-    out      = rms_norm(y · silu(z)) · weight                  of all heads together
+    out      = rms_norm(y · silu(z)) · weight                  of all heads of a group together
 
-(Dao and Gu 2024, Transformers are SSMs; as in Granite 4.) All heads have the same b and c. A
-sequence's *state* is S of every head and the last K − 1 rows that went into the convolution. Tokens
-are computed one after the other, so a result does not depend on how a sequence is cut into rows.
+(Dao and Gu 2024, Transformers are SSMs; as in Granite 4, and with groups in Nemotron-H.) The heads
+of a group, which are neighbours, have the same b and c. A sequence's *state* is S of every head and
+the last K − 1 rows that went into the convolution. Tokens are computed one after the other, so a
+result does not depend on how a sequence is cut into rows.
 
-Array letters: T tokens of one row of a step; H heads of P elements; N elements of b and of c;
-C = H·P + 2·N channels, those of x, then b, then c; K the kernel's width.
+Array letters: T tokens of one row of a step; H heads of P elements in G groups; N elements of b and
+of c of a group; C = H·P + 2·G·N channels, those of x, then b of all groups, then c; K the kernel's
+width.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Mamba2Weights:
     """`convolution`: [C, K], the last column is of the token itself; `bias`: [C].
 
     `rates`: [H], −e^A. `time_bias`: [H], added to d. `skips`: [H], D. `norm`: [H·P]; `eps`: of its
-    RMSNorm.
+    RMSNorm. `num_groups`: G.
     """
 
     convolution: Float32Array
@@ -41,6 +43,7 @@ class Mamba2Weights:
     skips: Float32Array
     norm: Float32Array
     eps: float
+    num_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class Mamba2State:
         (channels, width), num_heads, inner = (
             weights.convolution.shape, len(weights.rates), len(weights.norm),
         )  # fmt: skip
-        shape = num_heads, (channels - inner) // 2, inner // num_heads
+        size = (channels - inner) // (2 * weights.num_groups)
+        shape = num_heads, size, inner // num_heads
         return cls(np.zeros((width - 1, channels), np.float32), np.zeros(shape, np.float32))
 
 
@@ -71,13 +75,14 @@ def mamba2(
     x, b, c = convolved(rows[:, :channels], weights, state)
     times, decays = time_steps(steps, weights)
     y = scan(x, b, c, times, decays, weights.skips, state.memory)
-    return gated_norm(y.reshape(len(rows), -1), rows[:, channels:], weights.norm, weights.eps)
+    y = y.reshape(len(rows), -1)
+    return gated_norm(y, rows[:, channels:], weights.norm, weights.eps, weights.num_groups)
 
 
 def convolved(
     inputs: Float32Array, weights: Mamba2Weights, state: Mamba2State
 ) -> tuple[Float32Array, Float32Array, Float32Array]:
-    """Return x [T, H, P], b and c [T, N]; `inputs`: [T, C]."""
+    """Return x [T, H, P], b and c [T, G, N]; `inputs`: [T, C]."""
     num_tokens, width = len(inputs), weights.convolution.shape[1]
     num_heads, size, head_dim = state.memory.shape
     behind = np.concatenate([state.inputs, inputs])
@@ -86,8 +91,10 @@ def convolved(
         sums += behind[place : place + num_tokens] * weights.convolution[:, place]
     state.inputs[:] = behind[num_tokens:]
     inner = num_heads * head_dim
-    x, b, c = np.split(silu(sums + weights.bias), [inner, inner + size], axis=1)
-    return x.reshape(num_tokens, num_heads, head_dim), b, c
+    of_groups = num_tokens, weights.num_groups, size
+    ends = [inner, inner + weights.num_groups * size]
+    x, b, c = np.split(silu(sums + weights.bias), ends, axis=1)
+    return x.reshape(num_tokens, num_heads, head_dim), b.reshape(of_groups), c.reshape(of_groups)
 
 
 def time_steps(steps: Float32Array, weights: Mamba2Weights) -> tuple[Float32Array, Float32Array]:
@@ -107,20 +114,27 @@ def scan(
 ) -> Float32Array:
     """Return y [T, H, P]; `memory` [H, N, P] becomes that behind the last token.
 
-    `x`: [T, H, P]; `b`, `c`: [T, N]; `times`, `decays`: [T, H], Δ and α; `skips`: [H].
+    `x`: [T, H, P]; `b`, `c`: [T, G, N], or [T, N] of one group; `times`, `decays`: [T, H], Δ and α;
+    `skips`: [H].
     """
     out = np.empty_like(x)
+    num_tokens, num_heads, _ = x.shape
+    b, c = (
+        np.repeat(each, num_heads // each.shape[1], axis=1)
+        for each in (b.reshape(num_tokens, -1, b.shape[-1]), c.reshape(num_tokens, -1, c.shape[-1]))
+    )
     for token in range(len(x)):
         memory *= decays[token][:, None, None]
-        memory += b[token][None, :, None] * (times[token][:, None] * x[token])[:, None, :]
-        out[token] = np.einsum("hnp,n->hp", memory, c[token]) + skips[:, None] * x[token]
+        memory += b[token][:, :, None] * (times[token][:, None] * x[token])[:, None, :]
+        out[token] = np.einsum("hnp,hn->hp", memory, c[token]) + skips[:, None] * x[token]
     return out
 
 
 def gated_norm(
-    y: Float32Array, gates: Float32Array, weight: Float32Array, eps: float
+    y: Float32Array, gates: Float32Array, weight: Float32Array, eps: float, num_groups: int = 1
 ) -> Float32Array:
-    """Return rms_norm(y · silu(gates)) · weight, all [T, H·P]."""
-    gated = y * silu(gates)
+    """Return rms_norm(y · silu(gates)) · weight, all [T, H·P]; of each group by itself."""
+    gated = (y * silu(gates)).reshape(len(y), num_groups, -1)
     squares = np.mean(gated * gated, axis=-1, keepdims=True)
-    return np.asarray(gated / np.sqrt(squares + np.float32(eps)) * weight, np.float32)
+    normed = (gated / np.sqrt(squares + np.float32(eps))).reshape(y.shape)
+    return np.asarray(normed * weight, np.float32)

@@ -37,6 +37,7 @@ from tests.compute_plane.executor.tiny_llama import (
     with_delta_net,
     with_latents,
     with_mamba2,
+    with_single_layers,
 )
 from tests.compute_plane.model.llama_weights import LlamaWeights
 from tests.devices import Target
@@ -90,6 +91,8 @@ KINDS = {
     "LFM2 in Q8_0": ("auto", {EVERY: Q8_0}, "bfloat16"),
     "Mamba-2 in float32": ("float32", {}, "float32"),
     "Mamba-2 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
+    "Nemotron in float32": ("float32", {}, "float32"),
+    "Nemotron in Q4_1": ("auto", {EVERY: Q4_1}, "bfloat16"),
     "latents in float32": ("float32", {}, "float32"),
     "latents in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "latents, mixed": ("auto", {"k_b_proj": BF16, "v_b_proj": F16, EVERY: Q8_0}, "bfloat16"),
@@ -140,6 +143,9 @@ def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
         spec = with_convolutions(replace(spec, num_layers=3))
     if kind.startswith("latents"):
         spec = with_latents(spec)
+    if kind.startswith("Nemotron"):
+        mixture = Mixture(7, 3, scores="sigmoid", corrects_choice=True, shared_size=96)
+        spec = replace(with_single_layers(spec), mixture=mixture)
     if kind.startswith("Mamba"):
         spec = with_mamba2(replace(spec, num_layers=3))
     if kind in OF_WIDE_BLOCKS:

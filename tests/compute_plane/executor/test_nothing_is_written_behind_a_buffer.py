@@ -37,6 +37,7 @@ from tests.compute_plane.executor.tiny_llama import (
     with_delta_net,
     with_latents,
     with_mamba2,
+    with_single_layers,
 )
 from tests.golden.batch_driver import NUM_STATES, BatchDriver, DrivenSequence
 
@@ -75,6 +76,11 @@ MODELS = {
     "qwen35": with_delta_net(SPEC),
     "lfm2": with_convolutions(SPEC),
     "granite4": with_mamba2(SPEC),
+    "nemotron": with_single_layers(SPEC),
+    "nemotron, experts": replace(
+        with_single_layers(SPEC),
+        mixture=Mixture(5, 2, scores="sigmoid", corrects_choice=True, shared_size=64),
+    ),
     # Queries are made of more elements than all else that products read, a key than a latent.
     "latents of wide queries": latents(Latents(32, 16, 64, 32, 640, 0.2)),
     "latents and experts": latents(Latents(96, 32, 32, 64, 0, 0.2), SHARED),

@@ -96,6 +96,18 @@ def with_mamba2(spec: ModelSpec, architecture: str = "granitehybrid") -> ModelSp
     return replace(spec, architecture=architecture, recurrence=Mamba2(8, 32, 64, 4, 1e-6, layers))
 
 
+def with_single_layers(spec: ModelSpec, pattern: str = "M-*M-") -> ModelSpec:
+    """Return a shape whose layers are one thing each, a letter of `pattern`, as in Nemotron-H."""
+    mlps = frozenset(at for at, letter in enumerate(pattern) if letter == "-")
+    layers = frozenset(range(len(pattern)))
+    states = frozenset(at for at, letter in enumerate(pattern) if letter == "M")
+    return replace(
+        spec, architecture="nemotron_h", num_layers=len(pattern), layers_without_rope=layers,
+        layers_without_mixer=mlps, layers_without_mlp=layers - mlps,
+        recurrence=Mamba2(8, 32, 64, 4, 1e-6, states, num_groups=2),
+    )  # fmt: skip
+
+
 def with_latents(spec: ModelSpec) -> ModelSpec:
     """Return a shape whose heads attend over latents, of sizes that CUDA's kernels take."""
     latents = Latents(256, 32, 32, 96, 64, 0.2)

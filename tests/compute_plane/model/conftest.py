@@ -128,7 +128,7 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         "qwen35": GGUF_PARTS_OF_QWEN35,
         "qwen35moe": GGUF_PARTS_OF_QWEN35,
         "qwen3next": GGUF_PARTS_OF_QWEN35,
-        "granitehybrid": GGUF_PARTS_OF_GRANITE4,
+        **dict.fromkeys(("granitehybrid", "nemotron_h", "nemotron_h_moe"), GGUF_PARTS_OF_GRANITE4),
         "lfm2": GGUF_PARTS_OF_LFM2,
         "deepseek2": GGUF_PARTS_OF_DEEPSEEK,
         "lfm2moe": GGUF_PARTS_OF_LFM2,

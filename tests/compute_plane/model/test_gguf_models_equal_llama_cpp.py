@@ -19,6 +19,7 @@ from tests.compute_plane.model.granite4_models import Granite4Model
 from tests.compute_plane.model.latent_models import LatentModel
 from tests.compute_plane.model.lfm2_models import Lfm2Model
 from tests.compute_plane.model.llama_cpp import NEEDS_PROGRAM, run
+from tests.compute_plane.model.nemotron_models import NemotronModel
 from tests.devices import Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
@@ -125,6 +126,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "lfm2": ({"of": Lfm2Model}, {}, {}),
     "lfm2 moe": ({"of": Lfm2Model, "architecture": "lfm2_moe"}, {}, {}),
+    "nemotron": ({"of": NemotronModel, "pattern": "M-MM*-"}, {}, {}),
+    "nemotron, experts": ({"of": NemotronModel, "pattern": "ME*EM"}, {}, {}),
     "granite 4": ({"of": Granite4Model}, {}, {}),
     "granite 4, experts": ({"of": Granite4Model, "num_experts": 6}, {}, {}),
     "deepseek v3": ({"of": LatentModel}, {}, {}),

@@ -25,6 +25,7 @@ class Shape:
     head_dim: int
     state_size: int
     kernel_size: int
+    num_groups: int = 1
 
     @property
     def inner(self) -> int:
@@ -32,7 +33,7 @@ class Shape:
 
     @property
     def channels(self) -> int:
-        return self.inner + 2 * self.state_size
+        return self.inner + 2 * self.num_groups * self.state_size
 
     @property
     def floats(self) -> int:
@@ -60,6 +61,7 @@ class Layer:
             skips=random.normal(0, 1, heads).astype("f4"),
             norm=random.uniform(0.5, 1.5, shape.inner).astype("f4"),
             eps=EPSILON,
+            num_groups=shape.num_groups,
         )
         size = self.num_states * 2 * shape.floats
         memory = np.full(size + (64 + BEHIND) // 4, np.nan, np.float32)
@@ -119,6 +121,7 @@ class Layer:
         record[Mamba2.NUM_HEADS : Mamba2.KERNEL_SIZE + 1] = (
             shape.num_heads, shape.head_dim, shape.state_size, shape.kernel_size,
         )  # fmt: skip
+        record[Mamba2.NUM_GROUPS] = shape.num_groups
         record[Mamba2.STATE_BYTES] = self.states[0].nbytes
         words, token = np.zeros((len(pieces), len(StateRow)), np.int32), first_token
         for piece, row in zip(words, pieces, strict=True):
@@ -137,8 +140,10 @@ class Layer:
 
     def normed(self, gated: Float32Array) -> Float32Array:
         """Return what the norm behind makes of what tokens give."""
-        squares = np.mean(gated * gated, axis=-1, keepdims=True)
-        return np.asarray(gated / np.sqrt(squares + EPSILON) * self.weights.norm, np.float32)
+        groups = gated.reshape(len(gated), self.shape.num_groups, -1)
+        squares = np.mean(groups * groups, axis=-1, keepdims=True)
+        normed = (groups / np.sqrt(squares + EPSILON)).reshape(gated.shape)
+        return np.asarray(normed * self.weights.norm, np.float32)
 
 
 def digest() -> str:

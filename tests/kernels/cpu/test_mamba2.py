@@ -21,6 +21,8 @@ SHAPES = [
     Shape(2, 32, 256, 3),
     Shape(5, 64, 128, 4),
     Shape(1, 128, 32, 8),
+    Shape(6, 32, 64, 4, num_groups=3),
+    Shape(2, 64, 32, 2, num_groups=2),
 ]
 
 

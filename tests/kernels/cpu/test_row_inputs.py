@@ -13,6 +13,7 @@ from kernels.cpu.operation import Operation, StepWord
 from kernels.cpu.row_values import LARGEST_INT8, PAIRS_PRODUCTS
 from kernels.reference.clamped_mul import clamped_mul
 from kernels.reference.gelu_mul import gelu_mul
+from kernels.reference.relu2 import relu2
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.silu_mul import silu_mul
 from tests.kernels.cpu.operation_calls import (
@@ -51,6 +52,45 @@ def test_normed_rows_are_those_of_the_reference(k: int) -> None:
     expected = np.empty_like(x)
     rms_norm(x, weight, 1e-5, expected)
     np.testing.assert_allclose(rows_of(row_inputs.normed_rows, x, k, weight), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("k", "num_groups"), [(96, 3), (256, 8), (512, 2), (64, 1)])
+def test_grouped_rows_are_normed_group_by_group(k: int, num_groups: int) -> None:
+    x, weight = drawn(5, k), drawn(1, k, 1)[0]
+    shape = 5 * num_groups, k // num_groups
+    expected = np.empty(shape, np.float32)
+    rms_norm(x.reshape(shape), np.ones(shape[1], np.float32), 1e-5, expected)
+    out = np.full(5 * k + 7, UNTOUCHED, np.float32)
+    record = row_record(x, k, RowFormat.FLOAT32, out, weight)
+    record[RowInput.NUM_GROUPS] = num_groups
+    run(row_inputs.grouped_rows, record, step_header(5)[0], range(3))
+    assert (out[5 * k :] == UNTOUCHED).all()
+    found = out[: 5 * k].reshape(5, k).copy()
+    np.testing.assert_allclose(found, expected.reshape(5, k) * weight, rtol=1e-6)
+    for row_format, into in (
+        (RowFormat.INT8, Int8Rows.empty(5, k)), (RowFormat.BF16, np.empty((5, k), np.uint16)),
+    ):  # fmt: skip
+        record = row_record(x, k, row_format, into, weight)
+        record[RowInput.NUM_GROUPS] = num_groups
+        run(row_inputs.grouped_rows, record, step_header(5)[0])
+        plain = Int8Rows.empty(5, k) if row_format == RowFormat.INT8 else np.empty_like(into)
+        run(row_inputs.plain_rows, row_record(found, k, row_format, plain), step_header(5)[0])
+        for name in ("values", "scales", "scaled_sums", "sums", "pair_sums"):
+            if row_format == RowFormat.INT8:
+                np.testing.assert_array_equal(getattr(into, name), getattr(plain, name), name)
+        if row_format == RowFormat.BF16:
+            np.testing.assert_array_equal(into, plain)
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+def test_squares_of_what_is_positive_are_those_of_the_reference(k: int) -> None:
+    x = drawn(6, k)
+    x[:4, 0] = 200.0, -200.0, 0.0, np.nan
+    expected = np.empty_like(x)
+    relu2(x, expected)
+    found = rows_of(row_inputs.relu2_rows, x, k)
+    np.testing.assert_array_equal(found, expected)
+    assert np.isnan(found[3, 0])
 
 
 @pytest.mark.parametrize("k", WIDTHS)
