@@ -226,7 +226,8 @@ class TextService:
         if tools and text == render(told.rewritten(known, None).messages):
             # They would be ignored without a word.
             raise ValidationError(
-                "the model's chat template has no place for tools: it was not made to call any",
+                "the model's chat template has no place for tools, and --tool-call-parser no "
+                "format that calls could be asked for in",
                 field="tools",
             )
         if hides_tool_calls(functools.partial(render, tools=told_to_it), said, text):

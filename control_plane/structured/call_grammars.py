@@ -17,6 +17,7 @@ from control_plane.core.tool_calls import ToolCalls
 from control_plane.structured.call_rules import (
     behind_marks,
     behind_one_mark,
+    further,
     mark_of,
     text_and_calls,
     unspelled,
@@ -26,6 +27,8 @@ from control_plane.structured.lark import lark_regex, lark_text
 from control_plane.structured.parameter_forms import FORMS, MAYBE_LINE, ParameterForm
 from control_plane.structured.parameter_grammars import rules_of_calls
 from control_plane.structured.pythonic_forms import PYTHONIC_FORMS
+from control_plane.structured.refusals import NameRefusedError
+from control_plane.text.answers.formats import CALL_READERS
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.list_readers import GraniteReader
 from control_plane.text.answers.section_readers import (
@@ -79,6 +82,15 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
     return CallGrammar("\n".join((f"start: {start}", *lines, "")), schemas)
 
 
+def check_name(calls: ToolCalls, name: str) -> None:
+    """Raise NameRefusedError for a function that no header of a section can name."""
+    reader = CALL_READERS[calls.format]
+    if issubclass(reader, SectionReader) and not PLAIN_NAME.fullmatch(name):
+        raise NameRefusedError(
+            "in this format names have no <, >, {, ` or line breaks, and no space at their ends"
+        )
+
+
 def _schemas(calls: ToolCalls) -> dict[str, str]:
     return {_schema_name(index): tool.schema for index, tool in enumerate(calls.tools)}
 
@@ -117,7 +129,8 @@ def _hermes(calls: ToolCalls) -> list[str]:
 def _llama3_json(calls: ToolCalls) -> list[str]:
     """Without the tag only at the beginning of a message; with it where models have it."""
     tag = "<|python_tag|>"
-    objects = "call: object" if calls.is_single else 'call: object ("; " object)*'
+    more = further(calls, '"; " object')
+    objects = f"call: object {more}"
     if calls.may_say:
         lines = text_and_calls(
             calls, tag, begins_with_call=calls.is_start, goes_on=r";[ \t\r\n]*\{"
@@ -135,7 +148,7 @@ def _mistral(calls: ToolCalls) -> list[str]:
 
     So they do of the id, which those of one year write behind the name.
     """
-    more = "" if calls.is_single else '(", " object)*'
+    more = further(calls, '", " object')
     has_ids = "[CALL_ID]" in dict(calls.tokens)
     call_id = f"({mark_of(calls, '[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)?" if has_ids else ""
     named = [
@@ -155,7 +168,7 @@ def _mistral(calls: ToolCalls) -> list[str]:
 def _granite(calls: ToolCalls) -> list[str]:
     """With the one mark that newer models have; in text the other begins calls, too."""
     mark, other = GraniteReader.MARKERS
-    more = "" if calls.is_single else '(", " object)*'
+    more = further(calls, '", " object')
     rules = [f'call: "[" object {more} "]"', *_object(calls, "arguments")]
     if calls.may_say:
         return [*text_and_calls(calls, mark, bare=other), "bare_call: call", *rules]
@@ -172,7 +185,7 @@ def _with_parameters(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
     begin, line = form.BEFORE_NAME, form.BEFORE_CLOSING
     end = f"{lark_text(line)} {mark_of(calls, form.READER.CLOSING)}"
     if form.IS_IN_SECTION:
-        more = "" if calls.is_single else f"({form.BETWEEN} named)*"
+        more = further(calls, f"{form.BETWEEN} named")
         section = f"call: {lark_text(begin)} named {more} {end}"
         return [
             *behind_one_mark(calls, form.READER.MARKERS[0], before=MAYBE_LINE),
@@ -200,7 +213,7 @@ def _pythonic(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
     form = PYTHONIC_FORMS[calls.format](functools.partial(mark_of, calls))
     named, schemas = rules_of_calls(form, calls.tools)
     mark, closing = form.READER.MARKERS[0], mark_of(calls, form.READER.CLOSING)
-    more = "" if calls.is_single else f"({form.BETWEEN} named)*"
+    more = further(calls, f"{form.BETWEEN} named")
     parts = (form.OPENING, "named", more, form.ENDING, closing)
     return [*behind_one_mark(calls, mark), f"call: {' '.join(parts)}", *named], schemas
 
@@ -241,19 +254,13 @@ def _section(
     """Return the rules of an answer with calls in sections; one of them where they must be.
 
     `header`: makes what stands in front of the arguments of a call. `behind`: what stands behind
-    them, `between`: between two calls. Raises ValueError for what a header cannot name.
+    them, `between`: between two calls.
     """
-    for tool in calls.tools:
-        if not PLAIN_NAME.fullmatch(tool.name):
-            raise ValueError(
-                "a function must have a name without <, >, {, ` and line breaks, and no space at "
-                f"its ends, got {tool.name!r:.80}"
-            )
     bodies = [
         f"{header(tool.name)} @{_schema_name(index)}" for index, tool in enumerate(calls.tools)
     ]
     begin, end = mark_of(calls, reader.BEGIN), mark_of(calls, reader.END)
-    more = "" if calls.is_single else f"({between} {begin} called)*"
+    more = further(calls, f"{between} {begin} called")
     section = [
         f"call: {begin} called {more} {mark_of(calls, reader.CLOSE)}",
         f"called: ({' | '.join(bodies)}) {behind} {end}",

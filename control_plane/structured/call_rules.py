@@ -9,6 +9,7 @@ import re
 
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.structured.lark import lark_text, without
+from control_plane.text.bounds import MAX_TOOL_CALLS
 
 
 def mark_of(calls: ToolCalls, name: str) -> str:
@@ -25,6 +26,11 @@ def unspelled(mark: str) -> str:
     return without(re.escape(mark))
 
 
+def further(calls: ToolCalls, call: str) -> str:
+    """Return what follows a call: further ones, no more than a message may have."""
+    return "" if calls.is_single else f"({call}){{0,{MAX_TOOL_CALLS - 1}}}"
+
+
 def behind_marks(
     calls: ToolCalls, mark: str, *, between: str = "", before: str = "", bare: str | None = None
 ) -> list[str]:
@@ -36,7 +42,7 @@ def behind_marks(
     if calls.may_say:
         return text_and_calls(calls, mark, bare=bare)
     begin = mark_of(calls, mark)
-    more = "" if calls.is_single else f"({between} {begin} call)*"
+    more = further(calls, f"{between} {begin} call")
     return [f"calls: {before} {begin} call {more}"]
 
 
@@ -79,7 +85,7 @@ def text_and_calls(
         ]
     else:
         begins = [f"first: TEXT? <[{token}]>", f"next: MORE? <[{token}]>"]
-    first, further = "first call", "next call"
+    first, later = "first call", "next call"
     if bare is not None:
         spelled = f"/(?s:.*){re.escape(bare)}/{unspelled(mark)}"
         begins += [
@@ -87,8 +93,8 @@ def text_and_calls(
             *("next_bare[lazy]: NEXT_BARE", f"NEXT_BARE: {spelled}{behind}"),
         ]
         first = f"({first} | first_bare bare_call)"
-        further = f"{further} | next_bare bare_call"
-    more = "" if calls.is_single else f"({further})* MORE?"
+        later = f"{later} | next_bare bare_call"
+    more = "" if calls.is_single else f"{further(calls, later)} MORE?"
     alone = " | call" if begins_with_call else ""
     return [
         f"calls: TEXT? | {first} {more}{alone}",

@@ -9,7 +9,7 @@ from typing import Final
 
 from control_plane.core.structured_outputs import MAX_REGEX_CHARACTERS, StructuredOutputs
 from control_plane.core.tool_calls import CallableTool, ToolCalls
-from control_plane.structured.call_grammars import PARAMETER_FORMS, grammar_of_answer
+from control_plane.structured.call_grammars import PARAMETER_FORMS, check_name, grammar_of_answer
 from control_plane.structured.lark import lark_text
 from control_plane.structured.parameter_grammars import OPTIONS, values_of_call
 
@@ -51,6 +51,7 @@ def grammars_of_tool(calls: ToolCalls, tool: CallableTool, known: set[str]) -> I
     """
     from llguidance import LLMatcher
 
+    check_name(calls, tool.name)
     yield grammar_of_schema(tool.schema)
     make_form = PARAMETER_FORMS.get(calls.format)
     if make_form is None:

@@ -26,7 +26,7 @@ from control_plane.core.structured_outputs import FIELD, StructuredOutputs
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.errors import QueueFullError
 from control_plane.structured.grammar_texts import grammar_of, grammars_of_tool
-from control_plane.structured.refusals import NO_TOKENS, reason_of
+from control_plane.structured.refusals import NO_TOKENS, NameRefusedError, reason_of
 from control_plane.structured.vocabulary import Vocabulary
 from planes.errors import ValidationError
 
@@ -232,6 +232,9 @@ def _check_tools(calls: ToolCalls, vocabulary: LLTokenizer) -> None:
         try:
             for grammar in grammars_of_tool(calls, tool, known):
                 _compiled(vocabulary, grammar, "json")
+        except NameRefusedError as refusal:
+            place = f"{tool.place.removesuffix('parameters')}name"
+            raise ValidationError(f"{place} {tool.name!r}: {refusal}", field=place) from None
         except ValueError as refusal:
             raise ValidationError(
                 f"{tool.place} is not supported: {refusal}", field=tool.place

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
 from control_plane.core.tool_calls import CallableTool
 from control_plane.structured.parameter_forms import MarkedForm, ParameterForm
+from control_plane.structured.refusals import NameRefusedError
 from control_plane.structured.text_values import ANY_TEXT, TextValues
 from control_plane.text.answers.parameter_kinds import (
     ALL_BUT_TEXT,
@@ -67,7 +68,7 @@ class ParameterGrammars:
     def call_of(self, tool: CallableTool) -> str:
         """Return the expression of a call, from the name of its function on."""
         if not self._form.NAME.fullmatch(tool.name):
-            raise ValueError(f"in this format names have {self._form.NOT_IN_NAMES}")
+            raise NameRefusedError(f"in this format names have {self._form.NOT_IN_NAMES}")
         try:
             parts = self._parameters(json.loads(tool.schema))
         except RecursionError:

@@ -68,3 +68,7 @@ def _reason_of_regex(lines: Sequence[str], *, has_places: bool) -> str:
     place = f"{lines[0].partition(': ')[0]}: " if is_told else ""
     reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return f"{place}regex parse error: {reasons[-1] if reasons else 'no reason is given'}"
+
+
+class NameRefusedError(ValueError):
+    """A function has a name that a format cannot write."""

@@ -93,11 +93,12 @@ def check_continued(
 
 
 def check_tools(tools: Sequence[Mapping[str, object]]) -> None:
-    """Raise ValidationError for too many tools, or naming the first without a proper name."""
+    """Raise ValidationError for too many tools, or naming the first without a name of its own."""
     if len(tools) > MAX_TOOLS:
         raise ValidationError(
             f"tools must have at most {MAX_TOOLS} entries, got {len(tools)}", field="tools"
         )
+    known: dict[str, int] = {}
     for index, tool in enumerate(tools):
         function = tool.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
@@ -105,6 +106,12 @@ def check_tools(tools: Sequence[Mapping[str, object]]) -> None:
             raise ValidationError(
                 f"tools[{index}] must be a function with a name of 1 to "
                 f"{MAX_TOOL_NAME_CHARACTERS} characters",
+                field=f"tools[{index}]",
+            )
+        if known.setdefault(name, index) != index:
+            raise ValidationError(
+                f"tools[{index}] must have a name of its own, tools[{known[name]}] is called "
+                f"{name!r}, too",
                 field=f"tools[{index}]",
             )
 

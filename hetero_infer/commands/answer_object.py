@@ -6,14 +6,14 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetero_infer.client import Answer, SampleAnswer
+    from hetero_infer.client import Answer, AnswerParts, SampleAnswer
 
 
 def answer_object(answer: Answer, **timings: float) -> dict[str, Any]:
     """Return the object. `timings`: what else is known of times, in seconds.
 
     `samples`, `logprobs`, `prompt_logprobs`, `matched_stop` and `message`, which the text comes
-    apart into, are there if there are any.
+    apart into and which may be handed back, are there if there are any.
     """
     finished = answer.finished
     found: dict[str, Any] = _sample(answer.samples[0])
@@ -48,11 +48,27 @@ def _sample(sample: SampleAnswer) -> dict[str, Any]:
         "finish_reason": sample.finish_reason,
     }
     if sample.parts is not None:
-        found["message"] = {
-            name: value for name, value in dataclasses.asdict(sample.parts).items() if value
-        }
+        found["message"] = _message(sample.parts)
     if sample.matched_stop is not None:
         found["matched_stop"] = sample.matched_stop
     if sample.logprobs:
         found["logprobs"] = [dataclasses.asdict(entry) for entry in sample.logprobs]
+    return found
+
+
+def _message(parts: AnswerParts) -> dict[str, Any]:
+    """Return an answer as a message of OpenAI's, which conversations take."""
+    content = parts.content or None if parts.tool_calls else parts.content
+    found: dict[str, Any] = {"role": "assistant", "content": content}
+    if parts.reasoning_content:
+        found["reasoning_content"] = parts.reasoning_content
+    if parts.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parts.tool_calls
+        ]
     return found

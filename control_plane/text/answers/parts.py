@@ -46,6 +46,11 @@ class Parts(NamedTuple):
     calls: tuple[CallPiece, ...] = ()
     runs: tuple[Part, ...] = ()
 
+    def without_content(self) -> Parts:
+        """Return reasoning and calls alone."""
+        runs = tuple(run for run in self.runs if not isinstance(run, Said))
+        return self._replace(content="", runs=runs)
+
     def in_order(self) -> Iterator[Part]:
         """Return the parts as they were written."""
         if self.runs:

@@ -22,7 +22,8 @@ class AnswerReader:
     """Takes the texts of one request's samples apart. `max_calls`: of each sample; None: all.
 
     `params`: the effective ones, with their seed. An answer that must be JSON, or one of some
-    choices, is content, though the prompt may have begun reasoning, and may look like a call.
+    choices, is content, though the prompt may have begun reasoning, and may look like a call. One
+    that must be calls has none.
     `make_detokenizer`: one like those that the texts come from; None: reasoning is not counted, and
     all that is spelled like a mark is one.
     """
@@ -41,6 +42,7 @@ class AnswerReader:
             answer_format = replace(answer_format, thinking=Thinking.IS_OVER, calls=None)
         elif form is not None and answer_format.form_opening and not isinstance(form, ToolCalls):
             answer_format = replace(answer_format, is_start=False)  # the prompt opens its message
+        self._is_only_calls = isinstance(form, ToolCalls) and not form.may_say
         self._format = answer_format
         self._max_calls = max_calls
         self._ids = CallIds(prompt_token_ids, params.seed)
@@ -60,7 +62,7 @@ class AnswerReader:
         """
         parser = self._parser(sample)
         self._count(sample, token_ids)
-        return parser.push(text)
+        return self._wanted(parser.push(text))
 
     def feed(self, sample: int, text: str, token_ids: Sequence[int] = ()) -> None:
         """Take the next piece of a sample's text; its parts come with the next ones returned.
@@ -73,7 +75,12 @@ class AnswerReader:
 
     def finish(self, sample: int, finish_reason: str) -> Parts:
         """Return what was held back of a sample, and what was fed. `finish_reason`: its own."""
-        return self._parser(sample).finish(is_cut_off=finish_reason != "stop")
+        parts = self._parser(sample).finish(is_cut_off=finish_reason != "stop")
+        return self._wanted(parts)
+
+    def _wanted(self, parts: Parts) -> Parts:
+        """Leave out what is content in an answer that must be calls: pieces of one cut off."""
+        return parts.without_content() if self._is_only_calls else parts
 
     def is_calling(self, sample: int) -> bool:
         """Whether a sample calls tools, and said so to the end."""

@@ -89,6 +89,22 @@ def test_whatever_is_said_is_calls_whole_and_streamed(on_loop, template, is_mark
     on_loop(test, template=template, tokenizer=tokenizer, max_model_len=ROOM)
 
 
+@pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL, QWEN_CODER])
+def test_the_piece_of_a_call_that_is_cut_off_is_not_said(on_loop, template):
+    async def test(served):
+        served.engine.draws = True
+        for length in (1, 4, 9, 20):
+            fields = asked("required", max_tokens=length)
+            (choice,) = (await served.chat(**fields))["choices"]
+            assert choice["finish_reason"] == "length"
+            assert not choice["message"]["content"]
+            one = merged(await served.events(PATH, fields))[0]
+            assert one["finish_reason"] == "length"
+            assert not one["content"]
+
+    on_loop(test, template=template, max_model_len=ROOM)
+
+
 def test_a_named_function_is_called_once_and_the_reason_is_openais(on_loop):
     async def test(served):
         served.engine.draws = True

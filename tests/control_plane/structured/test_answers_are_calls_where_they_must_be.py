@@ -17,6 +17,8 @@ from control_plane.text.answers.formats import CALL_READERS, THOUGHT_MARKS
 from control_plane.text.answers.parameter_kinds import parameters_of_tools
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.tool_choice import ToolChoice, with_calls
+from control_plane.text.answers.written_calls import WRITERS, Call
+from control_plane.text.bounds import MAX_TOOL_CALLS
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
 from planes.errors import ValidationError
 
@@ -126,6 +128,23 @@ EVERY = [
 EVERY.sort(key=lambda case: list(Thinking).index(case.values[1]))  # type: ignore[arg-type]
 FORMATS = len(MARKED)
 """The first so many that are not slow are one of each format."""
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "lfm2", "minimax_m2", "kimi_k2"])
+def test_an_answer_has_no_more_calls_than_a_message_may_be_handed_back_with(grammars, name):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    answer = format_of(name, tools=tools)
+    calls = [Call("f", {}, number) for number in range(MAX_TOOL_CALLS + 1)]
+    for count, may_come in ((MAX_TOOL_CALLS, True), (MAX_TOOL_CALLS + 1, False)):
+        made = constraint(grammars, answer, ToolChoice("required"), tools)
+        text = WRITERS[name](calls[:count]).encode()
+        taken = 0
+        for token in text:
+            if token not in allowed(made):
+                break
+            take(made, token)
+            taken += 1
+        assert (taken == len(text)) == may_come
 
 
 @pytest.mark.spread(FORMATS)

@@ -144,8 +144,10 @@ def test_parameters_whose_names_would_be_read_otherwise_are_refused(grammars, na
 @pytest.mark.parametrize("name", [" f", "f ", "f(", "f,g", "f=", "<f>", "f\ng", "[f]"])
 def test_functions_whose_names_would_be_read_otherwise_are_refused(grammars, name):
     tools = [tool(name=name)]
-    with pytest.raises(ValidationError, match="in this format names have no"):
+    with pytest.raises(ValidationError, match="in this format names have no") as caught:
         constraint(grammars, format_of("lfm2", tools=tools), ToolChoice("required"), tools)
+    assert caught.value.field == "tools[0].function.name"
+    assert repr(name) in str(caught.value)
 
 
 @pytest.mark.parametrize("has_tokens", [False, True])

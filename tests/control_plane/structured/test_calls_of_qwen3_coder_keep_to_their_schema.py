@@ -250,7 +250,6 @@ UNIT = {"type": "string"}
          'cannot keep to more than "$ref"'),
         (tool({"properties": {"a>": {}}}), "names of parameters have no <, > or line breaks"),
         (tool({"properties": {"a" * 257: {}}}), "at most 256 characters"),
-        (tool({}, name="a\nb"), "names have no <, > or line breaks"),
         (tool({"properties": {"a": {"type": "string", "format": "ipv6"}}}),
          "cannot keep to the format 'ipv6' of a text"),
         (tool({"properties": {"a": {"enum": ["</parameter>"]}}, "required": ["a"]}), "no text can"),
@@ -271,6 +270,13 @@ def test_a_tool_that_cannot_be_called_so_is_named(grammars, function, message):
     assert caught.value.field == "tools[1].function.parameters"
     assert message in caught.value.message
     assert "is not supported" in caught.value.message
+
+
+def test_a_name_that_the_format_cannot_write_is_blamed_on_the_name(grammars):
+    request = asked(format_of("qwen3_coder"), ToolChoice("required"), [tool({}, name="a\nb")])
+    with pytest.raises(ValidationError, match="names have no <, > or line breaks") as caught:
+        grammars.constrain(request).result(timeout=60)
+    assert caught.value.field == "tools[0].function.name"
 
 
 def test_schemas_that_refer_to_too_much_are_refused(grammars):

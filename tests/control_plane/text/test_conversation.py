@@ -67,6 +67,13 @@ def test_tools_have_names_and_are_not_too_many(tools, field):
     assert caught.value.field == field
 
 
+def test_two_tools_of_one_name_are_refused():
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "f")]
+    with pytest.raises(ValidationError, match=r"tools\[0\] is called 'f'") as caught:
+        check_tools(tools)
+    assert caught.value.field == "tools[2]"
+
+
 def test_arguments_of_a_call_are_a_json_object_or_the_text_that_the_model_wrote():
     assert call_arguments("") == {}
     assert call_arguments('{"x": [1, null]}') == {"x": [1, None]}

@@ -14,7 +14,7 @@ from hetero_infer.client.answers import (
     SampleAnswer,
     Started,
 )
-from hetero_infer.client.conversation import Message, ToolCall
+from hetero_infer.client.conversation import Message, ToolCall, messages_of
 from hetero_infer.commands.answer_object import answer_object
 from hetero_infer.commands.batch_input import CHAT_KEYS, Defaults, read_jobs
 from hetero_infer.generation_config import GenerationConfig
@@ -88,10 +88,17 @@ def test_a_result_has_the_message_beside_its_text():
     found = answer_object(answer(AnswerParts("Hi", "hm", (call,))))
     assert found["text"] == "all of it"
     assert found["message"] == {
+        "role": "assistant",
         "content": "Hi",
         "reasoning_content": "hm",
-        "tool_calls": ({"id": "1", "name": "f", "arguments": '{"x": 1}'},),
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+        ],
     }
+    assert messages_of([found["message"]]) == (Message("assistant", "Hi", "", (call,), "", "hm"),)
+    silent = answer_object(answer(AnswerParts("", "", (call,))))["message"]
+    assert silent["content"] is None
+    assert messages_of([silent]) == (Message("assistant", "", "", (call,)),)
     assert found["usage"]["reasoning_tokens"] == 1
     plain = answer_object(answer(None))
     assert "message" not in plain
