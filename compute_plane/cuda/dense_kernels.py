@@ -161,5 +161,5 @@ def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int, bool]]:
         yield "rounded", spec.recurrence.num_inputs, True
     yield "rounded" if spec.has_output_norms else "added", spec.hidden_size, False
     for size in sorted(spec.common_mlp_sizes):
-        yield "gated", size, True
+        yield "gated" if spec.gates_mlps else "rounded", size, True
     yield "float32", spec.vocab_size, True

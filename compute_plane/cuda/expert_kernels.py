@@ -73,6 +73,8 @@ class ExpertKernels:
                     )
         for columns in dense_matmul.COLUMNS if uses.has_dense else ():
             for writes in dense_matmul.EXPERTS_WRITE:
+                if writes == "gated" and not spec.gates_mlps:
+                    continue
                 activation = spec.activation if writes == "gated" else SILU
                 self._products[None, writes == "gated", columns] = DenseMatmulVariant(
                     dtype, columns, writes, of_experts=True, activation=activation, biased=biased

@@ -184,10 +184,14 @@ class ExpertProducts:
         def empty(width: int) -> Tensor:
             return torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
 
-        gated = empty(gate_up.num_outputs // 2)
         of_stacks = (None,) * len(gate_up.stacks) if biases is None else biases.gate_up
         first, *others = gate_up.stacks
-        if not others and first.can_gate:
+        if not self._products.gates_mlps:
+            gated = empty(gate_up.num_outputs)
+            operations.multiply(gated, x, first, routing)
+            self._operations.relu2(gated)
+        elif not others and first.can_gate:
+            gated = empty(gate_up.num_outputs // 2)
             operations.multiply(gated, x, first, routing, of_stacks[0], gates=True)
         else:
             product = empty(gate_up.num_outputs)
@@ -195,13 +199,23 @@ class ExpertProducts:
             for stack, own in zip(gate_up.stacks, of_stacks, strict=True):
                 operations.multiply(product, x, stack, routing, own, first_column=column)
                 column += stack.num_outputs
-            in_turns = gate_up.of_experts[0].gate_in_turns is not None
-            self._operations.gate_mul(gated, product, in_turns=in_turns)
+            gated = self._gated(product, gate_up)
             del product  # its memory serves what follows
         given = empty(experts.down.num_outputs)
         (down,) = experts.down.stacks
         operations.multiply(given, gated, down, routing, None if biases is None else biases.down)
         operations.add(residual, given, routing.weights)
+
+    def _gated(self, product: Tensor, of: ExpertMatrices) -> Tensor:
+        """Return what gates times what it gates; where nothing gates, `product` itself, squared."""
+        if not self._products.gates_mlps:
+            self._operations.relu2(product)
+            return product
+        shape = len(product), product.shape[1] // 2
+        gated = torch.empty(shape, dtype=product.dtype, device=product.device)
+        in_turns = of.of_experts[0].gate_in_turns is not None
+        self._operations.gate_mul(gated, product, in_turns=in_turns)
+        return gated
 
     def _given(self, x: Tensor, experts: DeviceExperts) -> Tensor:
         """Return what the experts of some tokens give together, [T, hidden]."""
@@ -219,9 +233,7 @@ class ExpertProducts:
             for own in biases.gate_up:
                 gate_up[:, column : column + own.shape[1]] += own.index_select(0, of_rows)
                 column += own.shape[1]
-        gated = torch.empty((len(rows), gate_up.shape[1] // 2), dtype=x.dtype, device=x.device)
-        in_turns = experts.gate_up.of_experts[0].gate_in_turns is not None
-        self._operations.gate_mul(gated, gate_up, in_turns=in_turns)
+        gated = self._gated(gate_up, experts.gate_up)
         del rows, gate_up  # their memory serves what follows
         given = multiply_groups(gated, ends, experts.down, self._operations)
         if biases is not None:

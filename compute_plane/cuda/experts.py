@@ -6,9 +6,9 @@ reads those of whichever experts have rows (`kernels.cuda.expert_tiles`):
     gate 0, up 0 │ gate 1, up 1 │ …      a stack of E matrices [2·F, hidden]; quantised: in turns
     down 0 │ down 1 │ …                  a stack of E matrices [hidden, F]
 
-Where gate and up run in formats of their own, each is a stack. Where an expert's inputs have an
-order of their own, or a quantised matrix is no whole panels, there is none, and rows are multiplied
-expert by expert.
+Where gate and up run in formats of their own, each is a stack; where there is no gate, up is one.
+Where an expert's inputs have an order of their own, or a quantised matrix is no whole panels, there
+is none, and rows are multiplied expert by expert.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class SharedExperts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceExperts:
-    """`router`: float32 [E, hidden]. `gate_up`: 2·F outputs, the gate first; `down`: hidden.
+    """`router`: float32 [E, hidden]. `gate_up`, `down`: as of `DeviceMlp`.
 
     `biases`, `shared`: None where the architecture has none. `correction`: float32 [E], added to
     scores where experts are chosen; None: nothing is.

@@ -37,6 +37,7 @@ from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.fetched_weights import NOTHING, FetchPlan
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.quantized_kv import POOL_DTYPES
+from kernels.cuda.relu2 import Relu2Variant
 from kernels.cuda.rms_norm import PARTS, RmsNormVariant
 from kernels.cuda.weight_search import MAX_VOCAB
 
@@ -89,10 +90,13 @@ class KernelOperations:
         try:
             self._embedding = EmbeddingVariant(dtype)
             self._embedding.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take
-            ways = (False, True) if quantized.gates else (False,)
-            self._gate = {way: GateMulVariant(dtype, way, spec.activation) for way in ways}
+            self._gate = {}
+            if spec.gates_mlps:
+                ways = (False, True) if quantized.gates else (False,)
+                self._gate = {way: GateMulVariant(dtype, way, spec.activation) for way in ways}
+            self._relu2 = None if spec.gates_mlps else Relu2Variant(dtype)
             for size in spec.mlp_sizes:
-                self._gate[False].grid(1, size)
+                (self._relu2 or self._gate[False]).grid(1, size)
             has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
             of_norms = {"has_float32_weights": has_float32_norms}
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False, **of_norms)
@@ -112,7 +116,7 @@ class KernelOperations:
             else:
                 self._attention = self.latents = LatentKernels(*shape)
             self._recurrence = RecurrenceKernels(launcher, spec, dtype)
-            gate = spec.activation if spec.common_mlp_sizes else None
+            gate = spec.activation if spec.gates_mlps and spec.common_mlp_sizes else None
             self._quantized = QuantizedKernels(launcher, dtype, quantized, gate)
             self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
             self.experts = ExpertKernels(launcher, spec, dtype, experts)
@@ -133,8 +137,9 @@ class KernelOperations:
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
+        squares = [] if self._relu2 is None else [self._relu2]
         return [
-            self._embedding, *self._gate.values(), self._norm, *self._add_norms.values(),
+            self._embedding, *self._gate.values(), *squares, self._norm, *self._add_norms.values(),
             *self._attention.variants, *self._recurrence.variants, self._copy,
             *self._logits.variants, *self._quantized.variants, *self._dense.variants,
             *self.experts.variants,
@@ -238,6 +243,14 @@ class KernelOperations:
         fetched, following = self._fetched(then, out)
         grid = variant.grid(num_tokens, num_features, fetched)
         self._launcher.launch(variant, grid, out, gate_up, num_features, *following)
+
+    def relu2(self, values: Tensor, then: NextProduct | None = None) -> None:
+        """Square what is above zero."""
+        assert self._relu2 is not None
+        fetched, following = self._fetched(then, values)
+        num_tokens, num_features = values.shape
+        grid = self._relu2.grid(num_tokens, num_features, fetched)
+        self._launcher.launch(self._relu2, grid, values, num_features, *following)
 
     def _fetched(
         self, then: NextProduct | None, out: Tensor

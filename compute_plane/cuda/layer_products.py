@@ -95,10 +95,16 @@ def normed_rows(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class LayerProducts:
-    """Queues products on a device's operations. `eps`: of all norms."""
+    """Queues products on a device's operations. `eps`: of all norms.
 
-    def __init__(self, operations: DeviceOperations, eps: float) -> None:
+    `gates_mlps`: whether MLPs have a gate; otherwise what they multiply once is squared.
+    """
+
+    def __init__(
+        self, operations: DeviceOperations, eps: float, *, gates_mlps: bool = True
+    ) -> None:
         self.operations = operations
+        self.gates_mlps = gates_mlps
         self._eps = eps
 
     def normed(self, hidden: Hidden, norm: Tensor | None, projection: Projection) -> Tensor:
@@ -135,12 +141,16 @@ class LayerProducts:
         then: Projection,
         normalised: Tensor | None = None,
     ) -> Tensor:
-        """Return activation(gate) · up of the normalised rows, [T, F].
+        """Return activation(gate) · up of the normalised rows, [T, F]; without a gate relu(up)².
 
         `projection`: the gate first. `then`: what they are multiplied with to be added.
         `normalised`: the normalised rows, [T, E], where they are there already.
         """
-        return self._normed(hidden, norm, projection, "gated", then, normalised)
+        if self.gates_mlps:
+            return self._normed(hidden, norm, projection, "gated", then, normalised)
+        product = self._normed(hidden, norm, projection, "rounded", normalised=normalised)
+        self.operations.relu2(product, self._added_by_library(len(product), then))
+        return product
 
     def logits(self, hidden: Hidden, norm: Tensor, projection: Projection) -> Tensor:
         """Return the normalised rows times a projection, float32 [T, V]."""
@@ -228,10 +238,8 @@ class LayerProducts:
             return outputs
         del x  # its memory serves what follows
         out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
-        product = None
-        if then is not None and self._taken(num_rows, then) is None:
-            product = self._of_library(num_rows, then, is_added=True)
-        operations.gate_mul(out, outputs, in_turns=gate is not None, then=product)
+        following = self._added_by_library(num_rows, then)
+        operations.gate_mul(out, outputs, in_turns=gate is not None, then=following)
         return out
 
     def normalised(
@@ -279,6 +287,12 @@ class LayerProducts:
         if weight is None or not self.operations.takes_product(num_rows, weight):
             return None
         return weight
+
+    def _added_by_library(self, num_rows: int, then: Projection | None) -> NextProduct | None:
+        """Return a product that is added, if the library computes it."""
+        if then is None or self._taken(num_rows, then) is not None:
+            return None
+        return self._of_library(num_rows, then, is_added=True)
 
     def _of_library(
         self, num_rows: int, projection: Projection, *, is_added: bool = False

@@ -36,7 +36,7 @@ class Mamba2Kernels:
         self._sizes = sizes
         self._inputs = Mamba2InputsVariant(dtype, sizes.kernel_size)
         self._scan = SelectiveScanVariant(sizes.head_dim, sizes.state_size)
-        self._norm = GatedRowNormVariant(dtype, sizes.inner_size)
+        self._norm = GatedRowNormVariant(dtype, sizes.inner_size // sizes.num_groups)
         self._inputs.grid(1, *self._heads)  # refuses the sizes that it does not take
 
     @property
@@ -46,8 +46,9 @@ class Mamba2Kernels:
 
     @property
     def _heads(self) -> tuple[int, int, int]:
+        """H, P, and the elements of b of all groups."""
         sizes = self._sizes
-        return sizes.num_heads, sizes.head_dim, sizes.state_size
+        return sizes.num_heads, sizes.head_dim, sizes.num_groups * sizes.state_size
 
     def run(
         self,
@@ -84,7 +85,7 @@ class Mamba2Kernels:
             layer_start,
             sizes.num_heads,
             sizes.inner_size,
-            sizes.state_size,
+            sizes.num_groups * sizes.state_size,
         )
         heads = floats(sizes.inner_size)
         self._launcher.launch(
@@ -99,10 +100,11 @@ class Mamba2Kernels:
             states.shape[1],
             layer_start + (sizes.kernel_size - 1) * sizes.channels,
             sizes.num_heads,
+            sizes.num_groups,
         )
         self._launcher.launch(
             self._norm,
-            self._norm.grid(num_tokens),
+            self._norm.grid(num_tokens, sizes.num_groups),
             out,
             heads,
             inputs.view(-1)[sizes.channels :],

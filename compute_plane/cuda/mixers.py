@@ -169,11 +169,17 @@ def mixers_of(
     layers: Sequence[DeviceLayer],
     pools: BlockPools,
     growth: tuple[Tensor, int] | None,
-) -> list[AttentionMixer | LatentMixer | RecurrentMixer]:
-    """Return those of a model's layers. `growth`: of queries, as in `HeadChanges`."""
-    made: list[AttentionMixer | LatentMixer | RecurrentMixer] = []
+) -> list[AttentionMixer | LatentMixer | RecurrentMixer | None]:
+    """Return those of a model's layers, None of one without.
+
+    `growth`: of queries, as in `HeadChanges`.
+    """
+    made: list[AttentionMixer | LatentMixer | RecurrentMixer | None] = []
     num_attending = num_with_state = 0
     for layer, weights in enumerate(one.mixer for one in layers):
+        if weights is None:
+            made.append(None)
+            continue
         if isinstance(weights, DeviceLatents):
             if spec.latents is None:
                 raise ValueError("a model without latents has layers with them")

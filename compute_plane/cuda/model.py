@@ -3,6 +3,7 @@
     embedding → for each layer:  norm → attention, or what is in its place  (`mixers`)
                                  → O (norm), add
                                  norm → gate, up → gated → down (norm), add  (`expert_products`)
+                                 of some models one of the two, without a gate
               → for the tokens whose logits are wanted:  norm → logits
               → for those whose hidden states are wanted:  norm in float32  (`embeddings`)
 
@@ -73,7 +74,7 @@ class LlamaModel:
         self._final_norm = weights.final_norm
         if spec.logits_scale != 1:
             self._final_norm = weights.final_norm * spec.logits_scale
-        self._products = LayerProducts(operations, spec.rms_norm_eps)
+        self._products = LayerProducts(operations, spec.rms_norm_eps, gates_mlps=spec.gates_mlps)
         self._experts = None
         if spec.mixture is not None:
             self._experts = ExpertProducts(operations, self._products, spec.mixture)
@@ -90,7 +91,7 @@ class LlamaModel:
 
     def run(self, step: StepTensors) -> Hidden:
         """Queue all layers over the tokens of a step."""
-        weights, products = self._weights, self._products
+        weights = self._weights
         out = self._out_of_states(step)
         residual = self._empty(step.token_ids.shape[0], self._spec.hidden_size)
         self._operations.embedding(residual, weights.embedding, step.token_ids)
@@ -101,13 +102,14 @@ class LlamaModel:
             weights.layers, self._mixers, self._turns(step), strict=True
         ):
             after_mixer, after_mlp = layer.output_norms or (None, None)
-            if isinstance(mixer, AttentionMixer | LatentMixer):
-                mixed = mixer.run(hidden, layer.attn_norm, step, turns)
-            else:
-                assert step.states is not None
-                mixed = mixer.run(hidden, layer.attn_norm, step.states, out)
-            products.add(hidden, mixed, layer.mixer.o, after_mixer, layer.mixer.o_bias)
-            del mixed  # its memory serves what follows
+            if mixer is not None and layer.mixer is not None:
+                if isinstance(mixer, AttentionMixer | LatentMixer):
+                    mixed = mixer.run(hidden, layer.attn_norm, step, turns)
+                else:
+                    assert step.states is not None
+                    mixed = mixer.run(hidden, layer.attn_norm, step.states, out)
+                self._products.add(hidden, mixed, layer.mixer.o, after_mixer, layer.mixer.o_bias)
+                del mixed  # its memory serves what follows
             self._feed_forward(hidden, layer, after_mlp)
         return hidden
 
@@ -141,7 +143,7 @@ class LlamaModel:
         if isinstance(part, DeviceMlp):
             gated = self._products.gated(hidden, norm, part.gate_up, part.down)
             self._products.add(hidden, gated, part.down, output_norm)
-        elif self._experts is not None:
+        elif part is not None and self._experts is not None:
             self._experts.add(hidden, norm, part)
 
     def logits(self, hidden: Hidden, tokens: Tensor | None) -> Tensor:

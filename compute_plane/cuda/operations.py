@@ -281,6 +281,10 @@ class DeviceOperations(Protocol):
         """
         ...
 
+    def relu2(self, values: Tensor, then: NextProduct | None = None) -> None:
+        """Write relu(x)² where x is, `values` [T, F]; of models whose MLPs have no gate."""
+        ...
+
     def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:
         """Copy block pairs[p, 0] of `source` to block pairs[p, 1] of `target`, bit for bit.
 

@@ -9,7 +9,7 @@ the other: where no inputs have an order of their own, and quantised matrices ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -148,20 +148,39 @@ class PlannedExperts:
         )
 
 
-def plan_mlp(
+def plan_feedforward(
+    spec: ModelSpec,
+    source: TensorSource,
+    layer: int,
+    format_of: Callable[[RawTensor], TensorFormat],
     joined: Callable[..., tuple[PlannedMatrix, ...]],
-    gate: RawTensor,
-    up: RawTensor,
-    down: RawTensor,
+    vector: Callable[..., PlannedMatrix],
+) -> PlannedMlp | PlannedExperts | None:
+    """Plan a layer's MLP or its mixture, if it has one; as `plan_mlp` and `plan_experts`."""
+    mixture = spec.mixture_of(layer)
+    if mixture is not None:
+        return plan_experts(spec, mixture, source, layer, format_of, joined, vector)
+    if not spec.has_mlp(layer):
+        return None
+    names = (layout.layer_tensor(layer, role) for role in layout.mlp_roles(spec))
+    return plan_mlp(joined, [source.tensor(name) for name in names])
+
+
+def plan_mlp(
+    joined: Callable[..., tuple[PlannedMatrix, ...]], tensors: Sequence[RawTensor]
 ) -> PlannedMlp:
-    """Plan an MLP. `joined`: plans matrices of tensors that read the same input."""
+    """Plan an MLP. `joined`: plans matrices of tensors that read the same input.
+
+    `tensors`: gate, up, down; or the last two.
+    """
+    *gate_up, down = tensors
     (planned,) = joined(down)
     order = None
     if planned.is_quantised:
         # Its order becomes that of gate's and up's outputs.
         order = down.input_order
         planned = replace(planned, tensors=(replace(down, input_order=None),))
-    return PlannedMlp(tuple(map(_in_turns, joined(gate, up, row_order=order))), (planned,))
+    return PlannedMlp(tuple(map(_in_turns, joined(*gate_up, row_order=order))), (planned,))
 
 
 def _in_turns(planned: PlannedMatrix) -> PlannedMatrix:
@@ -188,7 +207,7 @@ def plan_experts(
     def tensor(role: str) -> RawTensor:
         return source.tensor(layout.layer_tensor(layer, role))
 
-    parts = (expert_layout.GATE, expert_layout.UP, expert_layout.DOWN)
+    parts = expert_layout.parts_of(spec)
     experts = [
         tuple(tensor(expert_layout.expert_role(expert, part)) for part in parts)
         for expert in range(mixture.num_experts)
@@ -199,38 +218,41 @@ def plan_experts(
             experts[0][0].path,
             f"experts of a layer must be stored in one format, those of layer {layer} are not",
         )
-    (of_gate, of_up, of_down), *_ = formats
+    (*of_read, of_down), *_ = formats
     router = PlannedMatrix((tensor(expert_layout.ROUTER),), TensorFormat.F32)
-    gates, ups, downs = (tuple(part) for part in zip(*experts, strict=True))
+    *read, downs = (tuple(part) for part in zip(*experts, strict=True))
     gate_up: tuple[PlannedMatrix, ...]
-    if of_gate is of_up:
-        both = tuple(tensor for pair in zip(gates, ups, strict=True) for tensor in pair)
-        gate_up = (_in_turns(_stacked(both, of_gate, mixture)),)
+    if len(set(of_read)) == 1:
+        both = tuple(tensor for of_one in zip(*read, strict=True) for tensor in of_one)
+        stack = _stacked(both, of_read[0], mixture)
+        gate_up = (_in_turns(stack) if spec.gates_mlps else stack,)
     else:
-        gate_up = _stacked(gates, of_gate, mixture), _stacked(ups, of_up, mixture)
+        gate_up = tuple(
+            _stacked(tensors, own, mixture) for tensors, own in zip(read, of_read, strict=True)
+        )
     biases = _plan_biases(mixture, layer, vector) if spec.has_all_biases else None
     correction = None
     if mixture.corrects_choice:
         name = layout.layer_tensor(layer, expert_layout.CORRECTION, layout.BIAS)
         correction = vector(name, target=TensorFormat.F32)
-    beside = biases, correction, _plan_shared(mixture, tensor, joined)
+    beside = biases, correction, _plan_shared(mixture, parts, tensor, joined)
     stacked = PlannedMlp(gate_up, (_stacked(downs, of_down, mixture),))
     if all(map(_can_be_stacked, stacked.matrices)):
         return PlannedExperts(router, (stacked,), mixture.num_experts, True, *beside)
-    planned = tuple(plan_mlp(joined, *expert) for expert in experts)
+    planned = tuple(plan_mlp(joined, expert) for expert in experts)
     return PlannedExperts(router, planned, mixture.num_experts, False, *beside)
 
 
 def _plan_shared(
     mixture: Mixture,
+    parts: Sequence[str],
     tensor: Callable[[str], RawTensor],
     joined: Callable[..., tuple[PlannedMatrix, ...]],
 ) -> PlannedShared | None:
-    """Plan what all tokens of a layer go through. `tensor`: by its role."""
+    """Plan what all tokens of a layer go through. `tensor`: by its role; `parts`: of an MLP."""
     if not mixture.shared_size:
         return None
-    parts = (expert_layout.GATE, expert_layout.UP, expert_layout.DOWN)
-    mlp = plan_mlp(joined, *(tensor(f"{expert_layout.SHARED}.{part}") for part in parts))
+    mlp = plan_mlp(joined, [tensor(f"{expert_layout.SHARED}.{part}") for part in parts])
     gate = None
     if mixture.gates_shared:
         gate = PlannedMatrix((tensor(expert_layout.SHARED_GATE),), TensorFormat.F32)

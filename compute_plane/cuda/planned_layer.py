@@ -15,9 +15,9 @@ class PlannedLayer:
     """One decoder layer, as in `DeviceLayer`."""
 
     attn_norm: PlannedMatrix | None
-    mixer: PlannedMixer
+    mixer: PlannedMixer | None
     mlp_norm: PlannedMatrix | None
-    feedforward: PlannedMlp | PlannedExperts
+    feedforward: PlannedMlp | PlannedExperts | None
     output_norms: tuple[PlannedMatrix, PlannedMatrix] | None
 
     @property
@@ -26,13 +26,15 @@ class PlannedLayer:
         part = self.feedforward
         norms = self.attn_norm, self.mlp_norm, *(self.output_norms or ())
         of_experts = part.vectors if isinstance(part, PlannedExperts) else ()
+        of_mixer = () if self.mixer is None else self.mixer.vectors
         alone = (norm for norm in norms if norm is not None)
-        return (*alone, *self.mixer.vectors, *of_experts)
+        return (*alone, *of_mixer, *of_experts)
 
     @property
     def matrices(self) -> tuple[PlannedMatrix, ...]:
         """Everything that rows are multiplied with."""
-        return (*self.mixer.matrices, *self.feedforward.matrices)
+        parts = self.mixer, self.feedforward
+        return tuple(one for part in parts if part is not None for one in part.matrices)
 
     @property
     def num_bytes(self) -> int:
@@ -44,8 +46,8 @@ class PlannedLayer:
         norms = self.output_norms
         return DeviceLayer(
             attn_norm=vector_of(placed, self.attn_norm),
-            mixer=self.mixer.at(placed),
+            mixer=None if self.mixer is None else self.mixer.at(placed),
             mlp_norm=vector_of(placed, self.mlp_norm),
-            feedforward=self.feedforward.at(placed),
+            feedforward=None if self.feedforward is None else self.feedforward.at(placed),
             output_norms=None if norms is None else pair_of(placed, norms),
         )

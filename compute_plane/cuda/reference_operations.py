@@ -44,6 +44,7 @@ from kernels.cuda.quantized_strands import most_rows_of
 from kernels.reference import delta_net, rope
 from kernels.reference.gate_mul import GATE_MUL
 from kernels.reference.quantized_matmul import dequantized
+from kernels.reference.relu2 import relu2
 from kernels.reference.rms_norm import rms_norm
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ReferenceOperations(ReferenceLogits):
     tile_tokens = 16  # the plan is made as for a device, and not needed
 
     def __init__(self, activation: Activation = "silu") -> None:
-        self._gate_mul = GATE_MUL[activation]
+        self._activation = activation
         self._unpacked: WeakKeyDictionary[QuantizedMatrix, Tensor] = WeakKeyDictionary()
         self.experts = ReferenceExperts(self)
         self.latents = ReferenceLatents()
@@ -276,8 +277,19 @@ class ReferenceOperations(ReferenceLogits):
     ) -> None:
         """Gate."""
         gated = np.empty(out.shape, dtype=np.float32)
-        self._gate_mul(floats(gate_up), gated, turn=GATE_TURN if in_turns else None)
+        turn = GATE_TURN if in_turns else None
+        GATE_MUL[self._activation](floats(gate_up), gated, turn=turn)
         out.copy_(torch.from_numpy(gated))
+
+    def relu2(
+        self,
+        values: Tensor,
+        then: NextProduct | None = None,  # noqa: ARG002 - nothing is fetched ahead
+    ) -> None:
+        """Square what is above zero."""
+        squares = np.empty(values.shape, dtype=np.float32)
+        relu2(floats(values), squares)
+        values.copy_(torch.from_numpy(squares))
 
     def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:
         """Copy whole blocks."""

@@ -87,6 +87,7 @@ def go_through_mamba2(
         skips=own.skips.numpy(),
         norm=own.norm.numpy(),
         eps=sizes.norm_eps,
+        num_groups=sizes.num_groups,
     )
     width = sizes.channels + sizes.inner_size
     for tokens, part in going_on(states, layer, sizes.state_floats, rows):

@@ -34,12 +34,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from compute_plane.cuda.experts import ExpertUses
-from compute_plane.cuda.planned_feedforward import (
-    PlannedExperts,
-    PlannedMlp,
-    plan_experts,
-    plan_mlp,
-)
+from compute_plane.cuda.planned_feedforward import PlannedExperts, plan_feedforward
 from compute_plane.cuda.planned_layer import PlannedLayer
 from compute_plane.cuda.planned_matrix import (
     DENSE_FORMATS,
@@ -159,7 +154,7 @@ class WeightPlan:
                 *(
                     part
                     for layer in self.layers
-                    if layer.mixer.o_bias is not None
+                    if layer.mixer is not None and layer.mixer.o_bias is not None
                     for part in layer.mixer.o
                 )
             ),
@@ -275,22 +270,19 @@ def plan_weights(
         def name(role: str) -> str:
             return layout.layer_tensor(index, role)
 
-        def tensor(role: str) -> RawTensor:
-            return source.tensor(name(role))
-
-        input_norms = pair_of_norms(layout.input_norms(spec, index)) or (None, None)
-        feedforward: PlannedMlp | PlannedExperts
-        mixture = spec.mixture_of(index)
-        if mixture is None:
-            parts = (layout.GATE, layout.UP, layout.DOWN)
-            feedforward = plan_mlp(joined, *map(tensor, parts))
-        else:
-            feedforward = plan_experts(spec, mixture, source, index, format_of, joined, vector)
+        input_norms = {
+            role: norm(name(role))
+            for role in (layout.ATTN_NORM, layout.MLP_NORM)
+            if name(role) in layout.input_norms(spec, index)
+        }
+        mixer = None
+        if spec.has_mixer(index):
+            mixer = plan_mixer(spec, source, index, joined, vector, norm)
         return PlannedLayer(
-            attn_norm=input_norms[0],
-            mixer=plan_mixer(spec, source, index, joined, vector, norm),
-            mlp_norm=input_norms[1],
-            feedforward=feedforward,
+            attn_norm=input_norms.get(layout.ATTN_NORM),
+            mixer=mixer,
+            mlp_norm=input_norms.get(layout.MLP_NORM),
+            feedforward=plan_feedforward(spec, source, index, format_of, joined, vector),
             output_norms=pair_of_norms(layout.output_norms(spec, index)),
         )
 

@@ -22,7 +22,7 @@ DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceMlp:
-    """`gate_up`: 2·F outputs, the gate first; `down`: hidden."""
+    """`gate_up`: 2·F outputs, the gate first; F where there is no gate. `down`: hidden."""
 
     gate_up: Projection
     down: Projection
@@ -136,13 +136,13 @@ class DeviceLayer:
     """One decoder layer; matrices are [output features, input features], vectors [hidden].
 
     `feedforward`: one MLP or a mixture. `output_norms`: of what mixer and MLP give, before it is
-    added. None where the architecture has none.
+    added. None where the architecture has none, and of a layer that is one of both, the other.
     """
 
     attn_norm: Tensor | None
-    mixer: Mixer
+    mixer: Mixer | None
     mlp_norm: Tensor | None
-    feedforward: DeviceMlp | DeviceExperts
+    feedforward: DeviceMlp | DeviceExperts | None
     output_norms: tuple[Tensor, Tensor] | None = None
 
 

@@ -110,8 +110,8 @@ def _plan_feedforward(
     mixture = spec.mixture_of(layer)
     if mixture is not None:
         return _plan_experts(plan, spec, mixture, source, layer)
-    gates = [tensor(layout.GATE)] if spec.gates_mlps else []
-    return plan.mlp([*gates, tensor(layout.UP)], tensor(layout.DOWN))
+    *read, down = map(tensor, layout.mlp_roles(spec))
+    return plan.mlp(read, down)
 
 
 def _plan_attention(
@@ -202,8 +202,7 @@ def _plan_experts(
 
     # The choice of experts is kept as exact as the file has it.
     router = plan.matrix([tensor(expert_layout.ROUTER)], target=TensorFormat.F32)
-    gates = [expert_layout.GATE] if spec.gates_mlps else []
-    parts = (*gates, expert_layout.UP, expert_layout.DOWN)
+    parts = expert_layout.parts_of(spec)
     first, stride_bytes = None, 0
     for expert in range(mixture.num_experts):
         start = plan.num_bytes
@@ -245,9 +244,9 @@ def _plan_shared(
     """Plan what all tokens of a layer go through. `tensor`: by its role."""
     if not mixture.shared_size:
         return None
-    gates = [expert_layout.GATE] if spec.gates_mlps else []
-    parts = (*gates, expert_layout.UP, expert_layout.DOWN)
-    *read, down = (tensor(f"{expert_layout.SHARED}.{part}") for part in parts)
+    *read, down = (
+        tensor(f"{expert_layout.SHARED}.{part}") for part in expert_layout.parts_of(spec)
+    )
     mlp = plan.mlp(read, down)
     gate = None
     if mixture.gates_shared:

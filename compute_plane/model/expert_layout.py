@@ -108,6 +108,11 @@ def expert_role(expert: int, part: str) -> str:
     return f"{EXPERTS}.{expert}.{part}"
 
 
+def parts_of(spec: ModelSpec) -> list[str]:
+    """Return the parts of an expert, in the order of use."""
+    return [GATE, UP, DOWN] if spec.gates_mlps else [UP, DOWN]
+
+
 def mixture_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ...]]:
     """Return the roles of a layer's router and experts and their shapes, in the order of use."""
     parts = _part_shapes(spec, spec.intermediate_size)
@@ -140,8 +145,8 @@ def bias_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ...]]
 
 def _part_shapes(spec: ModelSpec, inner: int) -> dict[str, tuple[int, int]]:
     hidden = spec.hidden_size
-    gate = {GATE: (inner, hidden)} if spec.gates_mlps else {}
-    return {**gate, UP: (inner, hidden), DOWN: (hidden, inner)}
+    shapes = {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
+    return {part: shapes[part] for part in parts_of(spec)}
 
 
 def stored_mixture(

@@ -197,6 +197,11 @@ def head_norms(spec: ModelSpec, layer: int) -> list[str]:
     return [layer_tensor(layer, role) for role in roles]
 
 
+def mlp_roles(spec: ModelSpec) -> list[str]:
+    """Return the roles of an MLP's matrices, in the order of use."""
+    return [GATE, UP, DOWN] if spec.gates_mlps else [UP, DOWN]
+
+
 def input_norms(spec: ModelSpec, layer: int) -> list[str]:
     """Return the names of the norms before mixer and MLP; those that there are."""
     if not spec.has_input_norms:
@@ -324,8 +329,8 @@ def _feedforward_shapes(spec: ModelSpec, mixture: Mixture | None) -> dict[str, t
         of_all = expert_layout.shared_shapes(spec, mixture)
         return expert_layout.mixture_shapes(spec, mixture) | of_all
     inner, hidden = spec.mlp_size, spec.hidden_size
-    gate = {GATE: (inner, hidden)} if spec.gates_mlps else {}
-    return {**gate, UP: (inner, hidden), DOWN: (hidden, inner)}
+    shapes = {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
+    return {role: shapes[role] for role in mlp_roles(spec)}
 
 
 def head_orders(spec: ModelSpec, *, turns_neighbours: bool) -> dict[str, IntArray]:

@@ -10,7 +10,7 @@
                        attention_tiles)
     quantized_kv       a pool of eight bits a number
     rope_write_kv      rotation of queries and keys, keys and values into the pool
-    rms_norm, gate_mul, embedding, copy_blocks
+    rms_norm, gate_mul, relu2, embedding, copy_blocks
     short_convolution  what a Gated DeltaNet layer makes of a token before its state (step_sizes)
     delta_rule         tokens through the states of their rows (delta_rule_columns,
                        delta_rule_stages; recurrent_states: where those lie)

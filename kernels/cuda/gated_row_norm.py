@@ -1,9 +1,10 @@
 """What comes out of a Mamba-2 layer's heads, gated and normalised together.
 
     g       = heads[t] · silu(z[t])
-    out[t]  = g · weight / √(mean(g²) + eps)                     over all H·P elements of the token
+    out[t]  = g · weight / √(mean(g²) + eps)        over the elements of a group of heads, or of all
 
-One block of threads a token; a thread keeps its vectors of g from the read to the write:
+One block of threads for each group of a token; a thread keeps its vectors of g from the read to the
+write:
 
     row t      │ vector 0 │ vector 1 │ … │ vector P-1 │ vector P │ …
     thread          0          1              P-1          0           P threads
@@ -59,7 +60,7 @@ MAX_SIZE: Final = 16384
 
 @dataclass(frozen=True, slots=True)
 class GatedRowNormVariant:
-    """The compile-time parameters: `dtype` of a step, `size` H·P of a row.
+    """The compile-time parameters: `dtype` of a step, `size` H·P/G of a group.
 
     That is a multiple of 32 up to 16384. Raises UnsupportedVariantError.
     """
@@ -78,7 +79,7 @@ class GatedRowNormVariant:
 
     @property
     def num_vectors(self) -> int:
-        """16-byte vectors of a row of gates."""
+        """16-byte vectors of a group's gates."""
         return self.size // VECTOR_LENGTHS[self.dtype]
 
     @property
@@ -99,9 +100,9 @@ class GatedRowNormVariant:
         instructions = ("LDG.128", "STG.128", "SHFL", "MUFU")
         return Expectation(128, instructions, begins_early=True, reads_early=READ_EARLY)
 
-    def grid(self, num_tokens: int) -> tuple[int, int, int]:
+    def grid(self, num_tokens: int, num_groups: int = 1) -> tuple[int, int, int]:
         """Return the launch grid."""
-        return (num_tokens, 1, 1)
+        return (num_tokens, num_groups, 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
@@ -143,7 +144,7 @@ def make_gated_row_norm(variant: GatedRowNormVariant) -> Callable[..., None]:
         token_rows: Pointer,
         rows: Pointer,
     ) -> None:
-        """Gate and normalise token blockIdx.x.
+        """Gate and normalise group blockIdx.y of token blockIdx.x.
 
         `out`, `heads`: [T, H·P], `heads` in float32. `gates`: z, tokens `stride` elements apart, a
         multiple of 16 bytes. `weight`: float32 [H·P]. The others: as in `recurrent_states`.
@@ -151,6 +152,7 @@ def make_gated_row_norm(variant: GatedRowNormVariant) -> Callable[..., None]:
         let_next_begin()
         token = int64(cuda.blockIdx.x)
         thread = int32(cuda.threadIdx.x)
+        own = int32(cuda.blockIdx.y * size)  # where the group begins
         first, count, _, _ = find_row(rows, int64(token_rows[token]))
         place = int32(token - first)  # in its row
         weights = cuda.local.array((weight_rows, VECTOR), float32)
@@ -158,11 +160,12 @@ def make_gated_row_norm(variant: GatedRowNormVariant) -> Callable[..., None]:
             vector = thread + r * threads
             if vector < num_vectors:
                 for i in range(pieces):
-                    load_floats(weights, r * pieces + i, weight, vector * length + VECTOR * i)
+                    load_floats(weights, r * pieces + i, weight, own + vector * length + VECTOR * i)
         wait_for_previous()
         if place < 0 or place >= count:
             return
 
+        row = token * (cuda.gridDim.y * size) + own
         sums = cuda.shared.array(num_warps, float32)
         values = cuda.local.array((rounds, length), float32)
         heads_here = cuda.local.array((pieces, VECTOR), float32)
@@ -170,9 +173,9 @@ def make_gated_row_norm(variant: GatedRowNormVariant) -> Callable[..., None]:
         for r in range(rounds):
             vector = thread + r * threads
             if vector < num_vectors:
-                load_vector(values, r, gates, token * stride + vector * length)
+                load_vector(values, r, gates, token * stride + (own + vector * length))
                 for i in range(pieces):
-                    load_floats(heads_here, i, heads, token * size + vector * length + VECTOR * i)
+                    load_floats(heads_here, i, heads, row + vector * length + VECTOR * i)
                 for n in range(length):
                     gate = silu(values[r, n])
                     value = multiply_float32(heads_here[n // VECTOR, n % VECTOR], gate)
@@ -185,8 +188,8 @@ def make_gated_row_norm(variant: GatedRowNormVariant) -> Callable[..., None]:
             vector = thread + r * threads
             if vector < num_vectors:
                 for n in range(length):
-                    own = weights[r * pieces + n // VECTOR, n % VECTOR]
-                    values[r, n] = multiply_float32(multiply_float32(values[r, n], factor), own)
-                store_vector(out, token * size + vector * length, values, r)
+                    scale = weights[r * pieces + n // VECTOR, n % VECTOR]
+                    values[r, n] = multiply_float32(multiply_float32(values[r, n], factor), scale)
+                store_vector(out, row + vector * length, values, r)
 
     return gated_row_norm

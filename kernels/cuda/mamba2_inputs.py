@@ -4,6 +4,8 @@
                                                      v: x, b, c of the projections, each channel
     Δ, α     = softplus(d + time_bias),  e^(rate · Δ)              of each head (`step_sizes`)
 
+b and c of a token are those of all groups of heads, one behind the other.
+
 A thread takes one vector of a token: of its channels, or, behind those, of its heads' d:
 
     token t    │ x, b, c: C channels │ d: H heads │
@@ -93,9 +95,12 @@ class Mamba2InputsVariant(VectorVariant):
     def grid(
         self, num_tokens: int, num_heads: int, head_dim: int, state_size: int
     ) -> tuple[int, int, int]:
-        """Return the launch grid; `num_heads` H must be a multiple of the vector's length."""
+        """Return the launch grid; `num_heads` H must be a multiple of the vector's length.
+
+        `state_size`: of all groups.
+        """
         require_multiple("num_heads", VECTOR_LENGTHS[self.dtype], num_heads)
-        require_multiple("head_dim", HEAD_SIZE_STEP, head_dim)
+        require_multiple("inner_size", HEAD_SIZE_STEP, num_heads * head_dim)
         require_multiple("state_size", HEAD_SIZE_STEP, state_size)
         channels = num_heads * head_dim + 2 * state_size
         return self.row_grid(num_tokens, "channels", channels + num_heads)
@@ -154,8 +159,8 @@ def make_mamba2_inputs(variant: Mamba2InputsVariant) -> Callable[..., None]:
 
         `convolved`: [T, C], a token's c, b, x. `step_sizes`: [T, 2·H], its Δ, then α.
         `projections`: its x, b, c, z, d, tokens `stride` elements apart, a multiple of 16 bytes.
-        `weight`: [K, C]; `bias`: [C]; `rates`, `time_bias`: [H]. `inner_size`: H·P. The others: as
-        in `recurrent_states`.
+        `weight`: [K, C]; `bias`: [C]; `rates`, `time_bias`: [H]. `inner_size`: H·P;
+        `state_size`: elements of b. The others: as in `recurrent_states`.
         """
         let_next_begin()
         token = int64(cuda.blockIdx.x)

@@ -4,8 +4,9 @@
     y        = memoryᵀ c + D · x
 
 That is the gated delta rule of a head whose key is b, query c and value x, without what it recalls
-(`delta_rule`), and b and c are those of all heads. So a block of threads takes a row and 32 columns
-of a head, which stay in registers from the row's first token to its last (`delta_rule_columns`),
+(`delta_rule`), and b and c are those of all heads of a group, which are neighbours. So a block of
+threads takes a row and 32 columns of a head, 16 where that is no multiple (heads of 80), which stay
+in registers from the row's first token to its last (`delta_rule_columns`),
 and what tokens are made of (`mamba2_inputs`) is copied to shared memory some tokens ahead
 (`delta_rule_stages`):
 
@@ -67,8 +68,8 @@ from kernels.cuda.variant import Expectation, Pointer, Scalar, require_multiple
 READ_EARLY: Final = (3, 4)
 """Of the arguments: skips, rows; the former are weights."""
 FLOAT_BYTES: Final = 4
-COLUMNS: Final = 32
-"""Of a head that a block has."""
+COLUMNS: Final = (32, 16)
+"""Of a head that a block has: the first that divide it."""
 STAGES: Final = 2
 STAGE_TOKENS: Final = 8
 """With N of 256 two stages are 35 KB."""
@@ -78,14 +79,14 @@ STAGE_TOKENS: Final = 8
 class SelectiveScanVariant:
     """The compile-time parameters: `head_dim` P, and `state_size` N of b and c.
 
-    Both multiples of 32 up to 256. Raises UnsupportedVariantError.
+    Multiples of 16 and 32, up to 256. Raises UnsupportedVariantError.
     """
 
     head_dim: int
     state_size: int
 
     def __post_init__(self) -> None:
-        require_multiple("head_dim", HEAD_SIZE_STEP, self.head_dim, MAX_HEAD_SIZE)
+        require_multiple("head_dim", COLUMNS[-1], self.head_dim, MAX_HEAD_SIZE)
         require_multiple("state_size", HEAD_SIZE_STEP, self.state_size, MAX_HEAD_SIZE)
 
     @property
@@ -106,12 +107,12 @@ class SelectiveScanVariant:
     @property
     def columns(self) -> int:
         """Columns of a head that a block has."""
-        return COLUMNS
+        return next(columns for columns in COLUMNS if self.head_dim % columns == 0)
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * (COLUMNS // warp_columns(self.state_size))
+        return 32 * (self.columns // warp_columns(self.state_size))
 
     @property
     def stage_tokens(self) -> int:
@@ -122,7 +123,7 @@ class SelectiveScanVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         states = ("int32*", "float32*", "int64", "int64")
-        return ("float32*", "float32*", "float32*", "float32*", *states, "int32")
+        return ("float32*", "float32*", "float32*", "float32*", *states, "int32", "int32")
 
     @property
     def expectation(self) -> Expectation:
@@ -132,7 +133,7 @@ class SelectiveScanVariant:
 
     def grid(self, num_rows: int, num_heads: int) -> tuple[int, int, int]:
         """Return the launch grid; `num_rows`: with those that have no tokens."""
-        return (num_heads * (self.head_dim // COLUMNS), num_rows, 1)
+        return (num_heads * (self.head_dim // self.columns), num_rows, 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
@@ -142,10 +143,14 @@ class SelectiveScanVariant:
 def variants(*, every: bool) -> list[SelectiveScanVariant]:
     """Return a spread of the variants, or those of the models known to us and some others."""
     if every:
-        shapes = ((64, 128), (32, 32), (96, 160), (128, 64), (256, 96), (64, 256), (256, 256))
+        shapes = (
+            (64, 128), (80, 128), (32, 32), (96, 160), (128, 64), (256, 96), (64, 256), (256, 256),
+            (16, 192),
+        )  # fmt: skip
         return [SelectiveScanVariant(*shape) for shape in shapes]
     return [
         SelectiveScanVariant(64, 128),
+        SelectiveScanVariant(80, 128),
         SelectiveScanVariant(96, 160),
         SelectiveScanVariant(64, 256),
     ]
@@ -154,8 +159,9 @@ def variants(*, every: bool) -> list[SelectiveScanVariant]:
 def make_selective_scan(variant: SelectiveScanVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     head_dim, state_size, stage_tokens = variant.head_dim, variant.state_size, variant.stage_tokens
-    parts, warps = head_dim // COLUMNS, variant.threads // 32
-    floats = token_floats(state_size, COLUMNS)
+    columns = variant.columns
+    parts, warps = head_dim // columns, variant.threads // 32
+    floats = token_floats(state_size, columns)
     step_at = floats - VECTOR  # of Δ and α among a token's
     stage_floats = stage_tokens * floats
     staged_floats = STAGES * stage_floats
@@ -179,6 +185,7 @@ def make_selective_scan(variant: SelectiveScanVariant) -> Callable[..., None]:
         state_stride: Scalar,
         memory_start: Scalar,
         num_heads: Scalar,
+        num_groups: Scalar,
     ) -> None:
         """Take row blockIdx.y through some columns of a head.
 
@@ -189,6 +196,7 @@ def make_selective_scan(variant: SelectiveScanVariant) -> Callable[..., None]:
         let_next_begin()
         lane, warp = lane_and_warp()
         head, part = int32(cuda.blockIdx.x // parts), int32(cuda.blockIdx.x % parts)
+        group = int32(head // (num_heads // num_groups))
         first, count, state, is_new = find_row(rows, int64(cuda.blockIdx.y))
         of_head = int64(state) * state_stride + memory_start + int64(head) * memory_floats
         if count > 0 and not is_new and lane == 0:
@@ -203,10 +211,10 @@ def make_selective_scan(variant: SelectiveScanVariant) -> Callable[..., None]:
         memory = cuda.local.array((lane_rows, VECTOR), float32)
         steps = cuda.local.array((1, 2), float32)
         start_copies(
-            staged, int32(0), convolved, step_sizes, first, count, int32(1), num_heads, int32(0),
+            staged, int32(0), convolved, step_sizes, first, count, num_groups, num_heads, group,
             head, part,
         )  # fmt: skip
-        first_column = of_head + int32(part * COLUMNS + own_columns * warp)
+        first_column = of_head + int32(part * columns + own_columns * warp)
         if is_new:
             clear(memory)
         else:
@@ -220,8 +228,8 @@ def make_selective_scan(variant: SelectiveScanVariant) -> Callable[..., None]:
             if left > stage_tokens:
                 start_copies(
                     staged, int32(stage_floats - stage), convolved, step_sizes,
-                    int32(token + stage_tokens), int32(left - stage_tokens), int32(1), num_heads,
-                    int32(0), head, part,
+                    int32(token + stage_tokens), int32(left - stage_tokens), num_groups, num_heads,
+                    group, head, part,
                 )  # fmt: skip
             here = min(left, int32(stage_tokens))
             which = int32(0)
@@ -232,7 +240,7 @@ def make_selective_scan(variant: SelectiveScanVariant) -> Callable[..., None]:
                 value_at = int32(values_at + own_columns * warp)
                 found = apply(memory, staged, at, value_at, steps[0, 0], steps[0, 1], lane)
                 if is_writer(lane):
-                    place = int64(head) * head_dim + int32(part * COLUMNS + column)
+                    place = int64(head) * head_dim + int32(part * columns + column)
                     row_size = int32(num_heads * head_dim)
                     target = multiply_add_wide(int32(token + which), row_size, place)
                     out[target] = multiply_add(skip, staged[values_at + column], found)

@@ -64,6 +64,7 @@ from kernels.cuda.logprobs import LogprobsVariant
 from kernels.cuda.mamba2_inputs import Mamba2InputsVariant
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
+from kernels.cuda.relu2 import Relu2Variant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.route_experts import RouteExpertsVariant
@@ -121,6 +122,7 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     SelectiveScanVariant: mamba2.draw_scan,
     ShortConvolutionVariant: delta_net.draw_short_convolution,
     GateMulVariant: row_operations.draw_gate_mul,
+    Relu2Variant: row_operations.draw_relu2,
 }
 
 

@@ -49,21 +49,30 @@ def of_width(width: int) -> tuple[Row, ...]:
 
 
 def draw_inputs(variant: Mamba2InputsVariant, seed: int) -> list[Case]:
-    """Channels and heads that take one block of threads and a bit."""
+    """Channels and heads that take one block of threads and a bit; one group and three."""
     length = VECTOR_LENGTHS[variant.dtype]
     head_dim = variant.threads + 32
-    return [inputs_case(variant, of_width(variant.width), (length, head_dim, 32), seed)]
+    rows = of_width(variant.width)
+    return [
+        inputs_case(variant, rows, (length, head_dim, 32), seed),
+        inputs_case(variant, rows[:3], (3 * length, 32, 32), seed, num_groups=3),
+    ]
 
 
 def inputs_case(
-    variant: Mamba2InputsVariant, rows: Sequence[Row], sizes: tuple[int, int, int], seed: int
+    variant: Mamba2InputsVariant,
+    rows: Sequence[Row],
+    sizes: tuple[int, int, int],
+    seed: int,
+    num_groups: int = 1,
 ) -> Case:
     """Return a case of all tokens in one step; its part has them in two. `sizes`: H, P, N."""
     rng = np.random.default_rng(seed)
     dtype, before, num_tokens = variant.dtype, variant.width - 1, tokens_of(rows)
     num_heads, head_dim, state_size = sizes
     inner = num_heads * head_dim
-    channels = inner + 2 * state_size
+    of_groups = num_groups * state_size
+    channels = inner + 2 * of_groups
     drawn = rng.standard_normal((num_tokens, channels + inner + num_heads + BEHIND))
     drawn[0, :4] = [0.0, -0.0, 1e-6, 5.0]
     drawn[0, channels + inner : channels + inner + 4] = [-200.0, 90.0, 0.0, -0.0]
@@ -79,6 +88,7 @@ def inputs_case(
         np.zeros(num_heads, np.float32),
         np.ones(inner, np.float32),
         EPS,
+        num_groups,
     )
     layer_floats = before * channels + BEHIND
     states = poison("float32", (NUM_STATES, LAYERS * layer_floats))
@@ -95,7 +105,7 @@ def inputs_case(
             states[row.state, kept] = state.inputs.reshape(-1)
         tokens = to_float64(dtype, projections)[some]
         x, b, c = reference.convolved(tokens[:, :channels], weights, state)
-        convolved[some] = np.concatenate([c, b, x.reshape(len(x), -1)], 1)
+        convolved[some] = np.concatenate([part.reshape(len(x), -1) for part in (c, b, x)], 1)
         steps = tokens[:, channels + inner : channels + inner + num_heads]
         step_sizes[some] = np.concatenate(reference.time_steps(steps, weights), 1)
         expected_states[row.state, kept] = state.inputs.reshape(-1)
@@ -104,9 +114,10 @@ def inputs_case(
         arguments = (
             "convolved", "step_sizes", "projections", projections.shape[1], "weight", "bias",
             "rates", "time_bias", "token_rows", f"rows{step}", "states", states.shape[1],
-            LAYER * layer_floats, num_heads, inner, state_size,
+            LAYER * layer_floats, num_heads, inner, of_groups,
         )  # fmt: skip
-        return Launch(variant, variant.grid(num_tokens, *sizes), arguments)
+        grid = variant.grid(num_tokens, num_heads, head_dim, of_groups)
+        return Launch(variant, grid, arguments)
 
     arrays = {
         "convolved": poison("float32", convolved.shape),
@@ -135,17 +146,25 @@ def draw_scan(variant: SelectiveScanVariant, seed: int) -> list[Case]:
         Row(1, True, 0, 0),
         Row(0, False, 3, variant.stage_tokens),
     )
-    return [scan_case(variant, rows, 2, seed)]
+    return [
+        scan_case(variant, rows, 2, seed),
+        scan_case(variant, rows[:2], 6, seed, num_groups=3),
+    ]
 
 
 def scan_case(
-    variant: SelectiveScanVariant, rows: Sequence[Row], num_heads: int, seed: int
+    variant: SelectiveScanVariant,
+    rows: Sequence[Row],
+    num_heads: int,
+    seed: int,
+    num_groups: int = 1,
 ) -> Case:
     """Return a case of all tokens in one step; its part has them in two."""
     rng = np.random.default_rng(seed)
     head_dim, state_size, num_tokens = variant.head_dim, variant.state_size, tokens_of(rows)
     inner = num_heads * head_dim
-    convolved = rng.standard_normal((num_tokens, 2 * state_size + inner)).astype("f4")
+    of_groups = num_groups * state_size
+    convolved = rng.standard_normal((num_tokens, 2 * of_groups + inner)).astype("f4")
     times = rng.uniform(0, 2, (num_tokens, num_heads)).astype("f4")
     decays = rng.uniform(0, 1, times.shape).astype("f4")
     times[:2, 0], decays[:2, 0] = [0.0, 30.0], [1.0, 0.0]
@@ -160,7 +179,8 @@ def scan_case(
     expected_states = to_float64("float32", states)
     out = np.full((num_tokens, inner), np.nan)
     exact = to_float64("float32", convolved)
-    c, b, x = np.split(exact, [state_size, 2 * state_size], axis=1)
+    c, b, x = np.split(exact, [of_groups, 2 * of_groups], axis=1)
+    b, c = (part.reshape(num_tokens, num_groups, state_size) for part in (b, c))
     for row, some in rows_with_tokens(rows):
         own = expected_states[row.state, memory_start:]
         if row.is_new:
@@ -173,7 +193,7 @@ def scan_case(
     def launch(step: int | None) -> Launch:
         arguments = (
             "out", "convolved", "step_sizes", "skips", f"rows{step}", "states", states.shape[1],
-            memory_start, num_heads,
+            memory_start, num_heads, num_groups,
         )  # fmt: skip
         return Launch(variant, variant.grid(len(rows) + 2, num_heads), arguments)
 
@@ -191,10 +211,15 @@ def scan_case(
 def draw_row_norm(variant: GatedRowNormVariant, seed: int) -> list[Case]:
     """Rows of magnitudes from 1e-3 to 30, and of zeros; gates from -1e4 to 80; a token alone.
 
-    The padding has numbers, and its output stays what it was.
+    The padding has numbers, and its output stays what it was. One group, and three.
     """
+    return [row_norm_case(variant, num_groups, seed) for num_groups in (1, 3)]
+
+
+def row_norm_case(variant: GatedRowNormVariant, num_groups: int, seed: int) -> Case:
+    """Return a case of all tokens; its part is one of them."""
     rng = np.random.default_rng(seed)
-    size = variant.size
+    size = num_groups * variant.size
     rows = (Row(3, False, 2, 0), Row(0, True, 0, 0), Row(1, True, 2, 0))
     num_tokens = tokens_of(rows)
     magnitudes = np.array([[1.0], [1e-3], [0.0], [30.0], [1.0]])
@@ -205,8 +230,9 @@ def draw_row_norm(variant: GatedRowNormVariant, seed: int) -> list[Case]:
     stored = to_stored(variant.dtype, gates)
     weight = rng.uniform(0.5, 1.5, size).astype("f4")
     out = reference.gated_norm(
-        heads.astype(np.float64), to_float64(variant.dtype, stored)[:, :size], weight, EPS
-    )
+        heads.astype(np.float64), to_float64(variant.dtype, stored)[:, :size], weight, EPS,
+        num_groups,
+    )  # fmt: skip
     out[-1] = np.nan
     arguments = (
         "out", "heads", "gates", stored.shape[1], "weight", EPS, "token_rows", "rows",
@@ -221,7 +247,7 @@ def draw_row_norm(variant: GatedRowNormVariant, seed: int) -> list[Case]:
             "token_rows": own_rows,
             "rows": table,
         }
-        launch = Launch(variant, variant.grid(len(out[some])), arguments)
+        launch = Launch(variant, variant.grid(len(out[some]), num_groups), arguments)
         return Case(variant.name, arrays, (launch,), {"out": judged(variant.dtype, out[some])})
 
     whole = case(slice(None), row_table(rows, None), token_rows(rows))
@@ -231,7 +257,7 @@ def draw_row_norm(variant: GatedRowNormVariant, seed: int) -> list[Case]:
     def select(outputs: Mapping[str, Array]) -> dict[str, Array]:
         return {"out": outputs["out"][last]}
 
-    return [dataclasses.replace(whole, part=(alone, select))]
+    return dataclasses.replace(whole, part=(alone, select))
 
 
 def _in_one_and_two(

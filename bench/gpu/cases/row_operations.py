@@ -17,10 +17,12 @@ from kernels.cuda.gated_norm import GatedNormVariant
 from kernels.cuda.instructions.elements import VECTOR_LENGTHS
 from kernels.cuda.joint_norms import JointNormsVariant
 from kernels.cuda.quantized_formats import GATE_TURN
+from kernels.cuda.relu2 import Relu2Variant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.reference.delta_net import gate_attended, gated_norm
 from kernels.reference.embedding import embedding
 from kernels.reference.gate_mul import GATE_MUL
+from kernels.reference.relu2 import relu2
 from kernels.reference.rms_norm import rms_norm
 
 NEXT_CHUNKS, NEXT_INPUTS = 601, 72
@@ -52,6 +54,32 @@ def draw_gate_mul(variant: GateMulVariant, seed: int) -> list[Case]:
                 "gate_up": rows,
                 "next_weights": next_weights,
             },
+            (Launch(variant, grid, arguments),),
+            {"out": _expected(variant.dtype, out)},
+        )
+
+    return [_with_last_row(case(stored), case(stored[-1:]))]
+
+
+def draw_relu2(variant: Relu2Variant, seed: int) -> list[Case]:
+    """Rows that take one block of threads and a bit; the last row alone."""
+    rng = np.random.default_rng(seed)
+    features = VECTOR_LENGTHS[variant.dtype] * (variant.threads + 4)
+    values = 4 * rng.standard_normal((3, features))
+    values[0, :5] = [-200.0, 200.0, 0.0, -0.0, 1e-6]
+    stored = to_stored(variant.dtype, values)
+    next_weights = poison(variant.dtype, (NEXT_CHUNKS, NEXT_INPUTS))
+    fetched = plan_fetch(NEXT_CHUNKS, NEXT_INPUTS, next_weights.itemsize)
+
+    def case(rows: Array) -> Case:
+        exact = to_float64(variant.dtype, rows)
+        out: Array = np.empty_like(exact)
+        relu2(exact, out)
+        grid = variant.grid(len(rows), features, fetched)
+        arguments = ("out", features, "next_weights", *fetched.arguments)
+        return Case(
+            variant.name,
+            {"out": rows, "next_weights": next_weights},
             (Launch(variant, grid, arguments),),
             {"out": _expected(variant.dtype, out)},
         )

@@ -30,7 +30,13 @@ from planes.errors import ConfigError, ValidationError
 from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, cut_executor
 from tests.compute_plane.cuda.recurrent_models import GRANITE4, LFM2, SPEC
 from tests.compute_plane.cuda.torch_executors import tiny_model
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_weights
+from tests.compute_plane.executor.tiny_llama import (
+    pool_for,
+    tiny_executor,
+    tiny_spec,
+    tiny_weights,
+    with_single_layers,
+)
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 FLOAT_BYTES = 4
@@ -48,6 +54,7 @@ MODELS = {
     "states last": with_layers(replace(SPEC, num_layers=4), 1, 2, 3),
     "in turns": with_layers(replace(LFM2, num_layers=4), 0, 2),
     "Mamba-2": GRANITE4,
+    "layers of one thing each": with_single_layers(tiny_spec(), "M-*M"),
 }
 
 

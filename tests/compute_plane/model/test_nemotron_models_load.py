@@ -13,7 +13,6 @@ from compute_plane.model.mamba2 import Mamba2
 from compute_plane.model.spec import Mixture
 from tests.compute_plane.model.nemotron_models import KINDS, NemotronModel
 from tests.compute_plane.model.recorded_models import with_keys
-from tests.devices import STAND_IN
 
 
 def both(tiny, folder: Path, made: NemotronModel, **config) -> list[Path]:
@@ -129,12 +128,3 @@ def test_what_predicts_ahead_is_left_out(tiny, tmp_path: Path) -> None:
     made.weights["mtp.layers.0.norm.weight"] = np.ones(64, np.float32)
     path = tiny.directory(tmp_path / "m", made)
     assert load_model(str(path)).spec.num_parameters == count
-
-
-def test_on_a_gpu_it_is_refused_in_one_line(tiny, tmp_path: Path) -> None:
-    model = load_model(str(tiny.directory(tmp_path / "m", NemotronModel())))
-    with (
-        pytest.raises(UnsupportedModelError, match=r"Nemotron-H models run on the CPU alone"),
-        STAND_IN.running(model, num_blocks=8, block_size=16),
-    ):
-        pass

@@ -7,9 +7,9 @@ import pytest
 from compute_plane.model.loader import load_model
 from tests.compute_plane.model.nemotron_models import NemotronModel
 from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
-from tests.devices import Target
+from tests.devices import STAND_IN, Target
 
-CPU = Target("cpu", "cpu")
+CPU, CUDA = Target("cpu", "cpu"), STAND_IN
 
 
 @pytest.fixture(scope="module", params=["M-MM*-", "ME*EM"], ids=["dense", "experts"])
@@ -18,9 +18,9 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
     return record(tiny, folder, NemotronModel(pattern=request.param, tied=False), {}, {})
 
 
-@pytest.mark.spread(2)
-@pytest.mark.parametrize("files", ["directory", "gguf"])
+@pytest.mark.spread(3)
+@pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU), ("gguf", CUDA)])
 def test_greedy_texts_and_their_logits_are_those_of_transformers(
-    recorded: Recorded, files: str
+    recorded: Recorded, files: str, target: Target
 ) -> None:
-    assert_same(recorded, load_model(str(getattr(recorded, files))), CPU)
+    assert_same(recorded, load_model(str(getattr(recorded, files))), target)

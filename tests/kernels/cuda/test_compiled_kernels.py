@@ -20,6 +20,7 @@ from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.operations import OPERATIONS
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
+from kernels.cuda.relu2 import Relu2Variant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.route_experts import RouteExpertsVariant
@@ -50,6 +51,7 @@ DENSE = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
         RopeWriteKvVariant("bfloat16", 64, 16),
         ROPE,
         GateMulVariant("bfloat16"),
+        Relu2Variant("bfloat16"),
         RouteExpertsVariant(8, 2),
         dataclasses.replace(DENSE, normalises=False, of_experts=True),
         pytest.param(LargestLogitsVariant(), marks=pytest.mark.slow),  # and all that sample

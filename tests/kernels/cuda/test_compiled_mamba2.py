@@ -29,7 +29,21 @@ def small_scan(later: int = 1) -> Case:
     return scan_case(SCAN, rows, 1, 0)
 
 
-@pytest.mark.parametrize("make", [small_inputs, small_scan, lambda: draw_cases(NORM)[0]])
+def scan_of_groups() -> Case:
+    """Heads of 80, which are five blocks each, in two groups."""
+    variant = SelectiveScanVariant(80, 128)
+    return scan_case(variant, (Row(3, False, 1, 0), Row(1, True, 2, 0)), 4, 0, num_groups=2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        small_inputs,
+        small_scan,
+        scan_of_groups,
+        *(lambda which=which: draw_cases(NORM)[which] for which in (0, 1)),
+    ],
+)
 def test_a_compiled_kernel_is_right_and_rows_may_be_cut(make) -> None:
     assert check_case(make(), run_compiled).faults == ()
 

@@ -36,6 +36,7 @@ from kernels.cuda import (
     latent_write,
     mamba2_inputs,
     quantized_matmul_tensor,
+    relu2,
     rms_norm,
     rope_write_kv,
     route_experts,
@@ -61,6 +62,7 @@ from kernels.cuda.mamba2_inputs import Mamba2InputsVariant
 from kernels.cuda.operations import all_variants
 from kernels.cuda.quantized_formats import FORMATS
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.relu2 import Relu2Variant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.route_experts import RouteExpertsVariant
@@ -94,6 +96,7 @@ MODULES = {
     RmsNormVariant("float32", 256): rms_norm,
     RopeWriteKvVariant("bfloat16", 64, 16): rope_write_kv,
     GateMulVariant("float32"): gate_mul,
+    Relu2Variant("float32"): relu2,
     RouterLogitsVariant("bfloat16", 8): router_logits,
     RouteExpertsVariant(8, 2): route_experts,
     AddExpertsVariant("float32", 2): add_experts,

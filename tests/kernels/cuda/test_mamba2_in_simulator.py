@@ -10,7 +10,7 @@ import pytest
 
 from bench.gpu.case import Case
 from bench.gpu.cases import draw_cases
-from bench.gpu.cases.mamba2 import inputs_case, of_width, scan_case
+from bench.gpu.cases.mamba2 import inputs_case, of_width, row_norm_case, scan_case
 from bench.gpu.cases.state_rows import Row
 from bench.gpu.numerics import check_case
 from kernels.cuda import (
@@ -38,6 +38,7 @@ PARTS = SelectiveScanVariant(64, 32)
 NORM = GatedRowNormVariant("bfloat16", 544)
 ROUNDS = GatedRowNormVariant("float32", 2080)
 FAR = 2**32 + 2**12
+GROUP_ROWS = (Row(2, True, 1, 1), Row(0, False, 3, 0))
 
 
 def small_inputs(variant: Mamba2InputsVariant = INPUTS) -> Case:
@@ -73,6 +74,7 @@ def small_case(variant: Any) -> Case:
         NORM,
         PARTS,
         SelectiveScanVariant(32, 160),
+        SelectiveScanVariant(80, 32),
         Mamba2InputsVariant("float32", 4),
         Mamba2InputsVariant("float16", 8),
         Mamba2InputsVariant("bfloat16", 2),
@@ -83,6 +85,19 @@ def small_case(variant: Any) -> Case:
 )
 def test_a_kernel_is_right_and_rows_may_be_cut(variant) -> None:
     assert check_case(small_case(variant), simulate).faults == ()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: inputs_case(INPUTS, of_width(INPUTS.width)[:3], (16, 32, 32), 0, num_groups=2),
+        lambda: scan_case(SCAN, GROUP_ROWS, 6, 0, num_groups=3),
+        lambda: scan_case(SelectiveScanVariant(48, 32), GROUP_ROWS, 4, 0, num_groups=2),
+        lambda: row_norm_case(GatedRowNormVariant("bfloat16", 96), 3, 0),
+    ],
+)
+def test_heads_of_a_group_share_what_is_read_and_are_normalised_together(make) -> None:
+    assert check_case(make(), simulate).faults == ()
 
 
 @pytest.mark.slow
@@ -171,7 +186,7 @@ def test_no_barrier_commit_or_wait_of_the_scan_can_be_left_out() -> None:
 
 
 def test_the_barrier_of_the_norm_can_not_be_left_out() -> None:
-    (case,) = draw_cases(NORM)
+    case = draw_cases(NORM)[0]
     *_, barrier = SUMS.synchronisations()
     with pytest.raises(Race, match="shared memory"):
         simulate(case, kernels=SUMS.without(barrier))
@@ -264,9 +279,9 @@ def test_a_broken_kernel_of_mamba2_is_noticed(make, source, old, new) -> None:
         (lambda: Mamba2InputsVariant("int8", 4), "dtype must be one of float32"),
         (lambda: Mamba2InputsVariant("float32", 9), "width must be between 2 and 8"),
         (lambda: INPUTS.grid(1, 4, 32, 32), "num_heads must be a multiple of 8, got 4"),
-        (lambda: INPUTS.grid(1, 8, 16, 32), "head_dim must be a multiple of 32, got 16"),
+        (lambda: INPUTS.grid(1, 8, 2, 32), "inner_size must be a multiple of 32, got 16"),
         (lambda: INPUTS.grid(1, 8, 32, 16), "state_size must be a multiple of 32, got 16"),
-        (lambda: SelectiveScanVariant(16, 32), "head_dim must be a multiple of 32 up to 256"),
+        (lambda: SelectiveScanVariant(24, 32), "head_dim must be a multiple of 16 up to 256"),
         (lambda: SelectiveScanVariant(32, 288), "state_size must be a multiple of 32 up to 256"),
         (lambda: GatedRowNormVariant("float64", 32), "dtype must be one of float32"),
         (lambda: GatedRowNormVariant("float32", 16416), "size must be a multiple of 32 up to"),

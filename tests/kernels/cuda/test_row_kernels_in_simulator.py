@@ -6,17 +6,18 @@ import pytest
 
 from bench.gpu.cases import draw_cases
 from bench.gpu.numerics import check_case
-from kernels.cuda import copy_blocks, embedding, gate_mul, lanes, rms_norm, rope_write_kv
+from kernels.cuda import copy_blocks, embedding, gate_mul, lanes, relu2, rms_norm, rope_write_kv
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.gate_mul import GateMulVariant
+from kernels.cuda.relu2 import Relu2Variant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from tests.kernels.cuda.simulation import Source, simulate
 from tests.simt import Fault, Race
 
-MODULES = (copy_blocks, embedding, gate_mul, rms_norm, rope_write_kv)
+MODULES = (copy_blocks, embedding, gate_mul, relu2, rms_norm, rope_write_kv)
 
 
 @pytest.mark.wide
@@ -57,6 +58,8 @@ MODULES = (copy_blocks, embedding, gate_mul, rms_norm, rope_write_kv)
         GateMulVariant("float16", in_turns=True),
         GateMulVariant("bfloat16", activation="gelu"),
         GateMulVariant("float32", in_turns=True, activation="gelu"),
+        Relu2Variant("bfloat16"),
+        Relu2Variant("float32"),
     ],
     ids=lambda variant: variant.name,
 )
