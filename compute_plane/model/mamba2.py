@@ -7,6 +7,7 @@ from typing import Final
 
 MAX_SIZE: Final = 256
 SIZE_STEP: Final = 32
+HEAD_STEP: Final = 16
 MAX_HEADS: Final = 1 << 12
 MAX_KERNEL_SIZE: Final = 8
 
@@ -63,12 +64,11 @@ class Mamba2:
         faults = []
         if not 1 <= self.num_heads <= MAX_HEADS:
             faults.append(f"Mamba-2: num_heads must be 1 to {MAX_HEADS}, got {self.num_heads}")
-        for field in ("head_dim", "state_size"):
+        for field, step in (("head_dim", HEAD_STEP), ("state_size", SIZE_STEP)):
             value = getattr(self, field)
-            if value % SIZE_STEP or not 1 <= value <= MAX_SIZE:
+            if value % step or not 1 <= value <= MAX_SIZE:
                 faults.append(
-                    f"Mamba-2: {field} must be a multiple of {SIZE_STEP} up to {MAX_SIZE}, "
-                    f"got {value}"
+                    f"Mamba-2: {field} must be a multiple of {step} up to {MAX_SIZE}, got {value}"
                 )
         groups = self.num_groups
         if groups < 1 or self.num_heads % groups or self.inner_size // groups % SIZE_STEP:

@@ -20,7 +20,7 @@ from kernels.cpu.mamba2_sizes import COLUMNS, SUB_BLOCK
 from kernels.cpu.memory_words import clear_bytes, read_float32, read_int32, write_float32
 from kernels.cpu.operation import StepWord
 from kernels.cpu.row_values import Pair, load_pair, silu
-from kernels.cpu.selective_scan import finish, scan, time_steps
+from kernels.cpu.selective_scan import finish, finish_last, scan, scan_last, time_steps
 from kernels.cpu.state_convolution import CHANNELS, HALF_BYTES, emit_convolution
 from kernels.cpu.state_operands import Mamba2, StateRow
 from kernels.cpu.vector_ir import Builder, Value, offset, store
@@ -133,13 +133,24 @@ def go_on(record: int, row: int, head: int, factors: int) -> None:
             place = (token + i) * num_heads + head
             write_float32(factors, i, read_float32(word(record, Mamba2.STEPS), place))
         time_steps(factors, rate, time_bias, count)
-        for column in range(0, head_dim, COLUMNS):
+        last = head_dim % COLUMNS  # columns of a last block of fewer
+        for column in range(0, head_dim - last, COLUMNS):
             at = 4 * (head * head_dim + column)
             scan(
                 memory + 4 * size * column, rows + at, rows + of_group, 4 * size * num_groups,
                 stride, size, count, factors, steps, sums,
             )  # fmt: skip
             finish(
+                sums, rows + at, rows + 4 * channels + at, stride,
+                word(record, Mamba2.OUT) + 4 * inner * token + at, 4 * inner, skip, count,
+            )  # fmt: skip
+        if last != 0:
+            at = 4 * (head * head_dim + head_dim - last)
+            scan_last(
+                memory + 4 * size * (head_dim - last), rows + at, rows + of_group,
+                4 * size * num_groups, stride, size, count, factors, steps, sums,
+            )  # fmt: skip
+            finish_last(
                 sums, rows + at, rows + 4 * channels + at, stride,
                 word(record, Mamba2.OUT) + 4 * inner * token + at, 4 * inner, skip, count,
             )  # fmt: skip

@@ -2,14 +2,16 @@
 
     S = α · S + b ⊗ Δ · x      y = Sᵀ c + D · x      out = y · silu(z)
 
-Columns of a memory do not know of each other: tokens go through 32 of them while these are in the
-first-level cache, some rows at a time, which are in registers from a sub-block's first token to
-its last. A sum runs down the column, each term rounded once; lanes are columns. So its bits depend
-on the memory and the token alone, wherever a row begins, on every instruction set.
+Columns of a memory do not know of each other: tokens go through 32 of them, 16 where no more are
+left (heads of 80), while these are in the first-level cache, some rows at a time, which are in
+registers from a sub-block's first token to its last. A sum runs down the column, each term rounded
+once; lanes are columns. So its bits depend on the memory and the token alone, wherever a row
+begins, on every instruction set.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from numba import types
@@ -17,8 +19,8 @@ from numba.core import cgutils
 
 from kernels.cpu.delta_rule import decay
 from kernels.cpu.emitted import emitted
-from kernels.cpu.mamba2_sizes import COLUMNS, SUB_BLOCK
-from kernels.cpu.row_values import load_pair, silu
+from kernels.cpu.mamba2_sizes import COLUMNS, LAST_COLUMNS, SUB_BLOCK
+from kernels.cpu.row_values import silu
 from kernels.cpu.sigmoids import softplus
 from kernels.cpu.vector_ir import (
     F32,
@@ -36,7 +38,6 @@ from kernels.cpu.vector_ir import (
     store,
 )
 
-PAIR_BYTES: Final = 4 * COLUMNS
 HALF_BYTES: Final = 4 * LANES
 ROWS_AT_ONCE: Final = 4
 """Rows of a memory that stay in registers; N is a multiple."""
@@ -59,104 +60,132 @@ def time_steps(
     counted_loop(builder, num_tokens, some, step=LANES)
 
 
-@emitted(types.void, *[types.int64] * 10)
-def scan(
-    builder: Builder,
-    memory: Value,
-    x: Value,
-    b: Value,
-    c_offset: Value,
-    row_bytes: Value,
-    size: Value,
-    num_tokens: Value,
-    factors: Value,
-    steps: Value,
-    sums: Value,
-) -> None:
-    """Bring a sub-block's tokens through 32 columns of a memory, float32 [N, 32].
+def _make_scan(columns: int) -> Callable[..., None]:
+    """Return scan, for a block of so many columns, 32 or 16."""
+    halves, row_of_memory = columns // LANES, 4 * columns
 
-    `x`: the columns' place in the first token's row, `b`: that of its b, with c `c_offset` bytes
-    behind it; a token's are `row_bytes` behind the one's before. `factors`: float32
-    [2, SUB_BLOCK], Δ, α.
-    `steps`, `sums`: float32 [SUB_BLOCK, 32], where Δ · x and Sᵀ c go.
-    """
+    @emitted(types.void, *[types.int64] * 10)
+    def scan(
+        builder: Builder,
+        memory: Value,
+        x: Value,
+        b: Value,
+        c_offset: Value,
+        row_bytes: Value,
+        size: Value,
+        num_tokens: Value,
+        factors: Value,
+        steps: Value,
+        sums: Value,
+    ) -> None:
+        """Bring a sub-block's tokens through a block of columns of a memory, float32 [N, columns].
 
-    def start(index: Value) -> None:
-        time = broadcast(builder, _factor(builder, factors, index, 0))
-        values = load_pair(builder, offset(builder, x, builder.mul(index, row_bytes)))
-        at = builder.mul(index, i64(PAIR_BYTES))
-        for half, value in enumerate(values):
-            step = offset(builder, steps, at, HALF_BYTES * half)
-            store(builder, builder.fmul(time, value), step)
-            store(builder, constant(F32X, 0.0), offset(builder, sums, at, HALF_BYTES * half))
+        `x`: the columns' place in the first token's row, `b`: that of its b, with c `c_offset`
+        bytes behind it; a token's are `row_bytes` behind the one's before. `factors`: float32
+        [2, SUB_BLOCK], Δ, α. `steps`, `sums`: float32 [SUB_BLOCK, columns], where Δ · x and Sᵀ c
+        go.
+        """
 
-    counted_loop(builder, num_tokens, start)
-    state = [cgutils.alloca_once(builder, F32X) for _ in range(2 * ROWS_AT_ONCE)]
+        def start(index: Value) -> None:
+            time = broadcast(builder, _factor(builder, factors, index, 0))
+            values = _loaded(builder, offset(builder, x, builder.mul(index, row_bytes)), halves)
+            at = builder.mul(index, i64(row_of_memory))
+            for half, value in enumerate(values):
+                step = offset(builder, steps, at, HALF_BYTES * half)
+                store(builder, builder.fmul(time, value), step)
+                store(builder, constant(F32X, 0.0), offset(builder, sums, at, HALF_BYTES * half))
 
-    def rows(first: Value) -> None:
-        place = offset(builder, memory, builder.mul(first, i64(PAIR_BYTES)))
-        for number, variable in enumerate(state):
-            builder.store(
-                load(builder, offset(builder, place, HALF_BYTES * number), F32X), variable
-            )
-        first_b = offset(builder, b, builder.shl(first, i64(2)))
+        counted_loop(builder, num_tokens, start)
+        state = [cgutils.alloca_once(builder, F32X) for _ in range(halves * ROWS_AT_ONCE)]
+
+        def rows(first: Value) -> None:
+            place = offset(builder, memory, builder.mul(first, i64(row_of_memory)))
+            for number, variable in enumerate(state):
+                builder.store(
+                    load(builder, offset(builder, place, HALF_BYTES * number), F32X), variable
+                )
+            first_b = offset(builder, b, builder.shl(first, i64(2)))
+
+            def token(index: Value) -> None:
+                alpha = broadcast(builder, _factor(builder, factors, index, 1))
+                token_b = offset(builder, first_b, builder.mul(index, row_bytes))
+                token_c = offset(builder, token_b, c_offset)
+                at = builder.mul(index, i64(row_of_memory))
+                step = _loaded(builder, offset(builder, steps, at), halves)
+                total = _loaded(builder, offset(builder, sums, at), halves)
+                for row in range(ROWS_AT_ONCE):
+                    key, query = (
+                        broadcast(builder, load(builder, offset(builder, of, 4 * row), F32, 4))
+                        for of in (token_b, token_c)
+                    )
+                    for half in range(halves):
+                        variable = state[halves * row + half]
+                        old = builder.fmul(builder.load(variable), alpha)
+                        new = fma(builder, key, step[half], old)
+                        builder.store(new, variable)
+                        total[half] = fma(builder, query, new, total[half])
+                for half, value in enumerate(total):
+                    store(builder, value, offset(builder, sums, at, HALF_BYTES * half))
+
+            counted_loop(builder, num_tokens, token)
+            for number, variable in enumerate(state):
+                target = offset(builder, place, HALF_BYTES * number)
+                store(builder, builder.load(variable), target)
+
+        counted_loop(builder, size, rows, step=ROWS_AT_ONCE)
+
+    made: Callable[..., None] = scan
+    return made
+
+
+def _make_finish(columns: int) -> Callable[..., None]:
+    """Return finish, for a block of so many columns."""
+    halves = columns // LANES
+
+    @emitted(types.void, *[types.int64] * 6, types.float32, types.int64)
+    def finish(
+        builder: Builder,
+        sums: Value,
+        x: Value,
+        z: Value,
+        row_bytes: Value,
+        out: Value,
+        out_row_bytes: Value,
+        skip: Value,
+        num_tokens: Value,
+    ) -> None:
+        """Write (Sᵀ c + D · x) · silu(z) of a sub-block's tokens, a block of columns.
+
+        `sums`: as above. `x`, `z`, `out`: the columns' places in the first token's rows.
+        """
 
         def token(index: Value) -> None:
-            alpha = broadcast(builder, _factor(builder, factors, index, 1))
-            token_b = offset(builder, first_b, builder.mul(index, row_bytes))
-            token_c = offset(builder, token_b, c_offset)
-            at = builder.mul(index, i64(PAIR_BYTES))
-            step = load_pair(builder, offset(builder, steps, at))
-            total = list(load_pair(builder, offset(builder, sums, at)))
-            for row in range(ROWS_AT_ONCE):
-                key = broadcast(builder, load(builder, offset(builder, token_b, 4 * row), F32, 4))
-                query = broadcast(builder, load(builder, offset(builder, token_c, 4 * row), F32, 4))
-                for half in range(2):
-                    variable = state[2 * row + half]
-                    old = builder.fmul(builder.load(variable), alpha)
-                    new = fma(builder, key, step[half], old)
-                    builder.store(new, variable)
-                    total[half] = fma(builder, query, new, total[half])
-            for half, value in enumerate(total):
-                store(builder, value, offset(builder, sums, at, HALF_BYTES * half))
+            by = builder.mul(index, row_bytes)
+            place = offset(builder, sums, builder.mul(index, i64(4 * columns)))
+            total = _loaded(builder, place, halves)
+            values, gates = (_loaded(builder, offset(builder, of, by), halves) for of in (x, z))
+            target = offset(builder, out, builder.mul(index, out_row_bytes))
+            factor = broadcast(builder, skip)
+            for half in range(halves):
+                y = fma(builder, factor, values[half], total[half])
+                y = builder.fmul(y, silu(builder, gates[half]))
+                store(builder, y, offset(builder, target, HALF_BYTES * half))
 
         counted_loop(builder, num_tokens, token)
-        for number, variable in enumerate(state):
-            target = offset(builder, place, HALF_BYTES * number)
-            store(builder, builder.load(variable), target)
 
-    counted_loop(builder, size, rows, step=ROWS_AT_ONCE)
+    made: Callable[..., None] = finish
+    return made
 
 
-@emitted(types.void, *[types.int64] * 6, types.float32, types.int64)
-def finish(
-    builder: Builder,
-    sums: Value,
-    x: Value,
-    z: Value,
-    row_bytes: Value,
-    out: Value,
-    out_row_bytes: Value,
-    skip: Value,
-    num_tokens: Value,
-) -> None:
-    """Write (Sᵀ c + D · x) · silu(z) of a sub-block's tokens, 32 columns.
+scan, finish = _make_scan(COLUMNS), _make_finish(COLUMNS)
+scan_last, finish_last = _make_scan(LAST_COLUMNS), _make_finish(LAST_COLUMNS)
 
-    `sums`: as above. `x`, `z`, `out`: the columns' places in the first token's rows.
-    """
 
-    def token(index: Value) -> None:
-        by = builder.mul(index, row_bytes)
-        total = load_pair(builder, offset(builder, sums, builder.mul(index, i64(PAIR_BYTES))))
-        values, gates = (load_pair(builder, offset(builder, place, by)) for place in (x, z))
-        target = offset(builder, out, builder.mul(index, out_row_bytes))
-        factor = broadcast(builder, skip)
-        for half in range(2):
-            y = fma(builder, factor, values[half], total[half])
-            y = builder.fmul(y, silu(builder, gates[half]))
-            store(builder, y, offset(builder, target, HALF_BYTES * half))
-
-    counted_loop(builder, num_tokens, token)
+def _loaded(builder: Builder, address: Value, halves: int) -> list[Value]:
+    """Load 16 float32, or twice as many."""
+    return [
+        load(builder, offset(builder, address, HALF_BYTES * half), F32X) for half in range(halves)
+    ]
 
 
 def _factor(builder: Builder, factors: Value, index: Value, number: int) -> Value:

@@ -126,7 +126,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "lfm2": ({"of": Lfm2Model}, {}, {}),
     "lfm2 moe": ({"of": Lfm2Model, "architecture": "lfm2_moe"}, {}, {}),
-    "nemotron": ({"of": NemotronModel, "pattern": "M-MM*-"}, {}, {}),
+    "nemotron": ({"of": NemotronModel, "pattern": "M-MM*-", "mamba_head_dim": 80}, {}, {}),
     "nemotron, experts": ({"of": NemotronModel, "pattern": "ME*EM"}, {}, {}),
     "granite 4": ({"of": Granite4Model}, {}, {}),
     "granite 4, experts": ({"of": Granite4Model, "num_experts": 6}, {}, {}),

@@ -145,7 +145,7 @@ def test_configurations_of_other_versions_say_the_same(
         ({"mamba_n_heads": 3}, ModelFileError, "128 is not a multiple of mamba_n_heads 3"),
         ({"mamba_n_heads": 0}, ModelFileError, "is not a multiple of mamba_n_heads 0"),
         ({"mamba_d_head": 64}, ModelFileError, "mamba_d_head must be 32"),
-        ({"mamba_n_heads": 8, "mamba_d_head": 16}, ModelFileError, "head_dim must be a multiple"),
+        ({"mamba_n_heads": 16, "mamba_d_head": 8}, ModelFileError, "head_dim must be a multiple"),
         ({"mamba_d_state": 48}, ModelFileError, "state_size must be a multiple of 32 up to 256"),
         ({"mamba_d_state": 512}, ModelFileError, "state_size must be a multiple of 32 up to 256"),
         ({"mamba_d_conv": 1}, ModelFileError, "kernel_size must be 2 to 8, got 1"),

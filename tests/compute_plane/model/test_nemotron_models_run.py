@@ -12,10 +12,12 @@ from tests.devices import STAND_IN, Target
 CPU, CUDA = Target("cpu", "cpu"), STAND_IN
 
 
-@pytest.fixture(scope="module", params=["M-MM*-", "ME*EM"], ids=["dense", "experts"])
+@pytest.fixture(scope="module", params=[("M-MM*-", 80), ("ME*EM", 32)], ids=["dense", "experts"])
 def recorded(request, tiny, tmp_path_factory) -> Recorded:
-    folder = tmp_path_factory.mktemp("recorded")
-    return record(tiny, folder, NemotronModel(pattern=request.param, tied=False), {}, {})
+    """Heads of 80 are those of Nemotron Nano 9B v2."""
+    pattern, head_dim = request.param
+    made = NemotronModel(pattern=pattern, mamba_head_dim=head_dim, tied=False)
+    return record(tiny, tmp_path_factory.mktemp("recorded"), made, {}, {})
 
 
 @pytest.mark.spread(3)

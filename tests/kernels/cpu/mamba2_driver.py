@@ -84,10 +84,16 @@ class Layer:
         """Return a copy of a state, as the reference has it."""
         shape, own = self.shape, self.states[state, 0]
         kept = (shape.kernel_size - 1) * shape.channels
-        blocks = own[kept:].reshape(shape.num_heads, shape.head_dim // 32, shape.state_size, 32)
-        columns = blocks.swapaxes(1, 2).reshape(shape.num_heads, shape.state_size, shape.head_dim)
+        heads, size = shape.num_heads, shape.state_size
+        memory = own[kept:].reshape(heads, -1)
+        last = shape.head_dim % 32
+        whole = memory[:, : (shape.head_dim - last) * size].reshape(heads, -1, size, 32)
+        columns = [
+            whole.swapaxes(1, 2).reshape(heads, size, -1),
+            memory[:, (shape.head_dim - last) * size :].reshape(heads, size, last),
+        ]
         inputs = own[:kept].reshape(-1, shape.channels)
-        return reference.Mamba2State(inputs.copy(), columns.copy())
+        return reference.Mamba2State(inputs.copy(), np.concatenate(columns, axis=2))
 
     def run(
         self,
@@ -149,7 +155,7 @@ class Layer:
 def digest() -> str:
     """Return a digest of what a layer gives, and of the states."""
     found = hashlib.sha256()
-    layer = Layer(Shape(3, 64, 96, 4), 2)
+    layer = Layer(Shape(4, 80, 96, 4, num_groups=2), 2)
     rows, steps = layer.drawn(40)
     steps[3:6] *= 20
     layer.draw_state(1)

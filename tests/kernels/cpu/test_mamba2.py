@@ -23,6 +23,8 @@ SHAPES = [
     Shape(1, 128, 32, 8),
     Shape(6, 32, 64, 4, num_groups=3),
     Shape(2, 64, 32, 2, num_groups=2),
+    Shape(4, 80, 64, 4, num_groups=2),
+    Shape(2, 16, 32, 4),
 ]
 
 
