@@ -186,11 +186,7 @@ class ExpertProducts:
 
         of_stacks = (None,) * len(gate_up.stacks) if biases is None else biases.gate_up
         first, *others = gate_up.stacks
-        if not self._products.gates_mlps:
-            gated = empty(gate_up.num_outputs)
-            operations.multiply(gated, x, first, routing)
-            self._operations.relu2(gated)
-        elif not others and first.can_gate:
+        if self._products.gates_mlps and not others and first.can_gate:
             gated = empty(gate_up.num_outputs // 2)
             operations.multiply(gated, x, first, routing, of_stacks[0], gates=True)
         else:

@@ -96,10 +96,11 @@ def device_bytes(
     block tables and scratch memory of attention. `whole_bytes`: of what only whole models have,
     penalties' histories and decode graphs.
     """
-    of_layer = pool_bytes // len(spec.attending_layers())
-    of_states = 0
+    attending = spec.attending_layers()
+    of_layer = dict.fromkeys(attending, pool_bytes // len(attending))
     if spec.recurrence is not None:
         of_states = num_states * FLOAT_BYTES * spec.recurrence.state_floats
+        of_layer |= dict.fromkeys(spec.layers_with_state(), of_states)
     head = weights.final_norm.num_bytes
     if weights.lm_head is not weights.embedding:
         head += weights.lm_head.num_bytes
@@ -109,8 +110,7 @@ def device_bytes(
     return DeviceBytes(
         first=weights.embedding.num_bytes + working,
         layers=tuple(
-            layer.num_bytes + (of_layer if spec.recurrence_of(index) is None else of_states)
-            for index, layer in enumerate(weights.layers)
+            layer.num_bytes + of_layer.get(index, 0) for index, layer in enumerate(weights.layers)
         ),
         last=head + logits + whole_bytes,
     )

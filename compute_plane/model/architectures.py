@@ -28,11 +28,12 @@ class Architecture:
     stands in an MLP without a gate, relu(x)².
     `turns_in_windows`: of a model with windows no layer without one turns its heads.
     `norms_begin_at_one`: directories have weights of norms as what they are more than 1.
-    `exceeds_float16`: hidden states are larger than a float16 can be. `says_scaled_length`: files
-    say how many positions there are after RoPE scaling. `predicts_ahead`: files may have layers
-    behind the last one that predict tokens further on, which are left out. `gates_attention`: what
-    attention gives is multiplied by the sigmoid of a product of its own (in files its rows are
-    behind each query head's). `is_in_gguf`: whether GGUF files know the name.
+    `exceeds_float16`: hidden states, or their squares, are larger than a float16 can be.
+    `says_scaled_length`: files say how many positions there are after RoPE scaling.
+    `predicts_ahead`: files may have layers behind the last one that predict tokens further on,
+    which are left out. `gates_attention`: what attention gives is multiplied by the sigmoid of a
+    product of its own (in files its rows are behind each query head's). `is_in_gguf`: whether GGUF
+    files know the name.
     """
 
     title: str
@@ -171,10 +172,14 @@ ARCHITECTURES: Final = {
     "lfm2": Architecture("LFM2", has_head_norms=True),
     "lfm2moe": Architecture("LFM2 MoE", has_head_norms=True, experts="always"),
     "nemotron_h": Architecture(
-        "Nemotron-H", activation="relu2", experts="may", predicts_ahead=True
+        "Nemotron-H", activation="relu2", experts="may", predicts_ahead=True, exceeds_float16=True
     ),
     "nemotron_h_moe": Architecture(
-        "Nemotron-H MoE", activation="relu2", experts="always", predicts_ahead=True
+        "Nemotron-H MoE",
+        activation="relu2",
+        experts="always",
+        predicts_ahead=True,
+        exceeds_float16=True,
     ),
     "deepseek2": Architecture(
         "DeepSeek",

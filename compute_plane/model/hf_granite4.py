@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
@@ -28,6 +29,19 @@ def has_experts(config: JsonObject) -> bool:
     return config.integer("num_local_experts", EXPERTS) != 0
 
 
+def refuse_other_mamba2(config: JsonObject, expected: Mapping[str, object]) -> None:
+    """Raise UnsupportedModelError for what is said otherwise than `expected`, and for bounds."""
+    for key, wanted in expected.items():
+        given = config.raw(key)
+        if given is not None and given != wanted:
+            raise UnsupportedModelError(
+                config.path, f"{key} must be {str(wanted).lower()}, got {given!r:.40}"
+            )
+    limits = config.raw("time_step_limit")
+    if limits is not None and limits not in UNLIMITED:
+        raise UnsupportedModelError(config.path, "bounds of time steps are not supported")
+
+
 def config_mamba2(config: JsonObject, norm_eps: float) -> Mamba2 | None:
     """Return what some layers have in place of attention; None: all attend.
 
@@ -36,15 +50,7 @@ def config_mamba2(config: JsonObject, norm_eps: float) -> Mamba2 | None:
     layers = _layers(config, config.integer("num_hidden_layers"))
     if not layers:
         return None
-    for key, expected in EXPECTED.items():
-        given = config.raw(key)
-        if given is not None and given != expected:
-            raise UnsupportedModelError(
-                config.path, f"{key} must be {str(expected).lower()}, got {given!r:.40}"
-            )
-    limits = config.raw("time_step_limit")
-    if limits is not None and limits not in UNLIMITED:
-        raise UnsupportedModelError(config.path, "bounds of time steps are not supported")
+    refuse_other_mamba2(config, EXPECTED)
     num_heads = config.integer("mamba_n_heads", 128)
     inner_size = config.integer("mamba_expand", 2) * config.integer("hidden_size")
     if num_heads < 1 or inner_size % num_heads:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
-from compute_plane.model.hf_granite4 import UNLIMITED
+from compute_plane.model.hf_granite4 import refuse_other_mamba2
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.mamba2 import Mamba2
 from compute_plane.model.spec import MAX_LAYERS, Mixture
@@ -91,15 +91,7 @@ def nemotron_layers(config: JsonObject) -> NemotronLayers:
 def nemotron_mamba2(config: JsonObject, norm_eps: float) -> Mamba2 | None:
     """Return what some layers have in place of attention; None: all attend."""
     layers = nemotron_layers(config).of(_MAMBA)
-    for key, expected in _EXPECTED.items():
-        given = config.raw(key)
-        if given is not None and given != expected:
-            raise UnsupportedModelError(
-                config.path, f"{key} must be {str(expected).lower()}, got {given!r:.40}"
-            )
-    limits = config.raw("time_step_limit")
-    if limits is not None and limits not in UNLIMITED:
-        raise UnsupportedModelError(config.path, "bounds of time steps are not supported")
+    refuse_other_mamba2(config, _EXPECTED)
     if not layers:
         return None
     return Mamba2(

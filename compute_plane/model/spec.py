@@ -359,5 +359,7 @@ def faults_of(spec: ModelSpec) -> list[str]:
             f"layers, got {mixture.dense_layers}"
         )
     faults += [] if spec.recurrence is None else spec.recurrence.faults(spec.num_layers)
+    if not faults and not spec.attending_layers():
+        faults.append("at least one of the model's layers must attend")
     faults += [] if spec.latents is None else spec.latents.faults()
     return faults + scaling_faults(spec.rope_scaling, spec.num_turning, spec.rope_theta)

@@ -22,7 +22,7 @@ from control_plane.structured.call_rules import (
     text_and_calls,
     unspelled,
 )
-from control_plane.structured.harmony_grammar import harmony_rules
+from control_plane.structured.harmony_grammar import check_harmony_name, harmony_rules
 from control_plane.structured.lark import lark_regex, lark_text
 from control_plane.structured.parameter_forms import FORMS, MAYBE_LINE, ParameterForm
 from control_plane.structured.parameter_grammars import rules_of_calls
@@ -83,8 +83,10 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
 
 
 def check_name(calls: ToolCalls, name: str) -> None:
-    """Raise NameRefusedError for a function that no header of a section can name."""
+    """Raise NameRefusedError for a function that no header of a section or a message can name."""
     reader = CALL_READERS[calls.format]
+    if issubclass(reader, HarmonyReader):
+        check_harmony_name(name)
     if issubclass(reader, SectionReader) and not PLAIN_NAME.fullmatch(name):
         raise NameRefusedError(
             "in this format names have no <, >, {, ` or line breaks, and no space at their ends"

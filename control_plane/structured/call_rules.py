@@ -27,8 +27,14 @@ def unspelled(mark: str) -> str:
 
 
 def further(calls: ToolCalls, call: str) -> str:
-    """Return what follows a call: further ones, no more than a message may have."""
-    return "" if calls.is_single else f"({call}){{0,{MAX_TOOL_CALLS - 1}}}"
+    """Return what follows a call: further ones.
+
+    Of an answer that must be calls no more than a message may have; what is behind those in others
+    would be text, and keep to nothing.
+    """
+    if calls.is_single:
+        return ""
+    return f"({call})*" if calls.may_say else f"({call}){{0,{MAX_TOOL_CALLS - 1}}}"
 
 
 def behind_marks(

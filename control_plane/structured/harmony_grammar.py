@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.structured.lark import lark_text, without
+from control_plane.structured.refusals import NameRefusedError
 from control_plane.text.answers.harmony_reader import (
     CALL,
     CHANNEL,
@@ -70,15 +71,17 @@ def harmony_rules(calls: ToolCalls) -> list[str]:
     return [f"start: {answer}", *rules, call]
 
 
+def check_harmony_name(name: str) -> None:
+    """Raise NameRefusedError for a function that no header can name."""
+    if not _PLAIN_NAME.fullmatch(name):
+        raise NameRefusedError("in this format names have no space and no <")
+
+
 def _call(calls: ToolCalls, channel: str, constrain: str, message: str) -> str:
-    """Return the rule of a call. What a header cannot name is not called."""
+    """Return the rule of a call."""
     bodies = [
         f'{lark_text(tool.name)} " " {constrain} "json" {message} @tool_{index}'
         for index, tool in enumerate(calls.tools)
-        if _PLAIN_NAME.fullmatch(tool.name)
     ]
-    if not bodies:
-        name = calls.tools[0].name
-        raise ValueError(f"a function must have a name without space and '<', got {name!r:.80}")
     begin = lark_text(f"commentary to={FUNCTIONS}")
     return f"call: {channel} {begin} ({' | '.join(bodies)})"

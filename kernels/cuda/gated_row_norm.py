@@ -112,7 +112,7 @@ class GatedRowNormVariant:
 def variants(*, every: bool) -> list[GatedRowNormVariant]:
     """Return a spread of the variants, or the sizes of all models known to us and some others."""
     if every:
-        sizes = (96, 1536, 3072, 4096, 8192, 16384)
+        sizes = (96, 512, 1280, 1536, 3072, 4096, 8192, 16384)
         return [GatedRowNormVariant(dtype, size) for dtype in STORAGE_TYPES for size in sizes]
     return [
         GatedRowNormVariant("bfloat16", 8192),

@@ -93,16 +93,16 @@ class Mamba2InputsVariant(VectorVariant):
         return Expectation(registers, instructions, begins_early=True, reads_early=READ_EARLY)
 
     def grid(
-        self, num_tokens: int, num_heads: int, head_dim: int, state_size: int
+        self, num_tokens: int, num_heads: int, head_dim: int, key_size: int
     ) -> tuple[int, int, int]:
         """Return the launch grid; `num_heads` H must be a multiple of the vector's length.
 
-        `state_size`: of all groups.
+        `key_size`: of all groups.
         """
         require_multiple("num_heads", VECTOR_LENGTHS[self.dtype], num_heads)
         require_multiple("inner_size", HEAD_SIZE_STEP, num_heads * head_dim)
-        require_multiple("state_size", HEAD_SIZE_STEP, state_size)
-        channels = num_heads * head_dim + 2 * state_size
+        require_multiple("key_size", HEAD_SIZE_STEP, key_size)
+        channels = num_heads * head_dim + 2 * key_size
         return self.row_grid(num_tokens, "channels", channels + num_heads)
 
     def kernel(self) -> Callable[..., None]:
@@ -153,18 +153,18 @@ def make_mamba2_inputs(variant: Mamba2InputsVariant) -> Callable[..., None]:
         layer_start: Scalar,
         num_heads: Scalar,
         inner_size: Scalar,
-        state_size: Scalar,
+        key_size: Scalar,
     ) -> None:
         """Make one vector of token blockIdx.x, or of the first tokens of its row and their state.
 
         `convolved`: [T, C], a token's c, b, x. `step_sizes`: [T, 2·H], its Δ, then α.
         `projections`: its x, b, c, z, d, tokens `stride` elements apart, a multiple of 16 bytes.
         `weight`: [K, C]; `bias`: [C]; `rates`, `time_bias`: [H]. `inner_size`: H·P;
-        `state_size`: elements of b. The others: as in `recurrent_states`.
+        `key_size`: elements of b, of all groups. The others: as in `recurrent_states`.
         """
         let_next_begin()
         token = int64(cuda.blockIdx.x)
-        channels = int32(inner_size + 2 * state_size)
+        channels = int32(inner_size + 2 * key_size)
         first_channel = int32(cuda.blockIdx.y * threads * length)
         channel = int32(first_channel + cuda.threadIdx.x * length)
         head = int32(channel - channels)
@@ -188,11 +188,11 @@ def make_mamba2_inputs(variant: Mamba2InputsVariant) -> Callable[..., None]:
         wait_for_previous()
 
         if is_convolved:
-            moved = int32(2 * state_size)
-            if channel >= inner_size + state_size:
-                moved = int32(-inner_size - state_size)
+            moved = int32(2 * key_size)
+            if channel >= inner_size + key_size:
+                moved = int32(-inner_size - key_size)
             elif channel >= inner_size:
-                moved = int32(state_size - inner_size)
+                moved = int32(key_size - inner_size)
             target = token * channels + (channel + moved)
             convolve(
                 convolved, target, projections, stride, weights, states, kept, token, count,

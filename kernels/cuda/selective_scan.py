@@ -14,7 +14,7 @@ and what tokens are made of (`mamba2_inputs`) is copied to shared memory some to
     stage 1           │ copy 1         │ tokens 8 … 15  │ copy 3              B  syncthreads
                       W B              W B              W B
 
-32 columns are two warps, or four with more than 128 rows: P is a multiple, and a row that is alone
+32 columns are two warps, or four with more than 128 rows (16 one, or two), and a row that is alone
 has two blocks for each head of 64, which is what a device has multiprocessors for. The price is
 that each of them copies b and c: 1 KB a token, an eighth of its instructions. y is float32, for
 `gated_row_norm`, which needs a token's heads together.
@@ -25,9 +25,9 @@ tokens before it alone: neither on company nor on how a sequence is cut into row
 
 How to launch a layer, between the product that gives `projections` and the one of `out`:
 
-    mamba2_inputs     at variant.grid(T, H, P, N)
+    mamba2_inputs     at variant.grid(T, H, P, G·N)
     selective_scan    at variant.grid(R, H), R with the rows that have no tokens
-    gated_row_norm    at variant.grid(T)
+    gated_row_norm    at variant.grid(T, G)
 
 The state is asked for before the launch ahead has ended: it is most of what a decoding token reads.
 
@@ -190,8 +190,8 @@ def make_selective_scan(variant: SelectiveScanVariant) -> Callable[..., None]:
         """Take row blockIdx.y through some columns of a head.
 
         `out`: float32 [T, H·P]. `convolved`, `step_sizes`: as `mamba2_inputs` leaves them. `skips`:
-        [H], D. `memory_start`: where the layer's memory begins in a state, behind its inputs. The
-        others: as in `recurrent_states`.
+        [H], D. `memory_start`: where the layer's memory begins in a state, behind its inputs.
+        `num_groups`: G. The others: as in `recurrent_states`.
         """
         let_next_begin()
         lane, warp = lane_and_warp()

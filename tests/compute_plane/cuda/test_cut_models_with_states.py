@@ -54,7 +54,10 @@ MODELS = {
     "states last": with_layers(replace(SPEC, num_layers=4), 1, 2, 3),
     "in turns": with_layers(replace(LFM2, num_layers=4), 0, 2),
     "Mamba-2": GRANITE4,
-    "layers of one thing each": with_single_layers(tiny_spec(), "M-*M"),
+    # MLPs that weigh more than states do, or all of it is on the device with fewer of those.
+    "layers of one thing each": with_single_layers(
+        replace(tiny_spec(), intermediate_size=4096), "-M*-"
+    ),
 }
 
 
@@ -170,6 +173,18 @@ def limit_of(spec: ModelSpec, num_layers: int, num_states: int) -> int:
     if num_layers == spec.num_layers:
         return counted.whole
     return counted.first + sum(counted.layers[:num_layers])
+
+
+def test_layers_have_the_memory_of_what_is_in_them() -> None:
+    spec = MODELS["layers of one thing each"]
+    weights = plan_weights(spec, tiny_model(spec).source, "float32")
+    counted = device_bytes(
+        spec, weights, item_bytes=FLOAT_BYTES, pool_bytes=10**6, max_tokens=4, num_states=3
+    )
+    own = [layer.num_bytes for layer in weights.layers]
+    assert spec.recurrence is not None
+    states = 3 * FLOAT_BYTES * spec.recurrence.state_floats
+    assert list(counted.layers) == [own[0], own[1] + states, own[2] + 10**6, own[3]]
 
 
 def test_a_model_with_states_is_cut_at_a_memory_limit(model: ModelSpec) -> None:

@@ -92,6 +92,11 @@ def test_layers_are_named_in_several_ways(tiny, tmp_path: Path, kinds) -> None:
         ),
         ({"layers_block_type": []}, ModelFileError, "1 to 4096 layers, got 0"),
         ({"n_groups": 3}, ModelFileError, "num_groups must divide 4 heads"),
+        (
+            {"layers_block_type": ["mamba", "mlp"] * 2},
+            ModelFileError,
+            "at least one of the model's layers must attend",
+        ),
     ],
 )
 def test_what_is_another_model_is_refused(tiny, tmp_path, config, error, message) -> None:

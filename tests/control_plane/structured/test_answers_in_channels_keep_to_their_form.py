@@ -13,16 +13,16 @@ from control_plane.text.simple_tokenizer import EOS_TOKEN_ID
 from planes.errors import ValidationError
 from tests.control_plane.structured.test_answers_are_calls_where_they_must_be import (
     MARKS,
-    NOW,
     SCHEMA,
-    TOOLS,
     WEATHER,
     allowed,
-    constraint,
     drawn,
     grammars,
     read,
     take,
+)
+from tests.control_plane.structured.test_answers_are_calls_where_they_must_be import (
+    constraint as constraint_of,
 )
 from tests.control_plane.structured.test_calls_that_may_be_keep_to_their_schema import goes
 
@@ -35,6 +35,12 @@ TO_WEATHER = [CHANNEL, "commentary to=functions.weather ", CONSTRAIN, "json", ME
 NEXT = [END, START, "assistant"]
 THOUGHT = [CHANNEL, "analysis", MESSAGE, "Hm, hm.", *NEXT]
 REQUIRED, STRICT = ToolChoice("required"), ToolChoice(strict=("weather",))
+
+TIME = {"type": "function", "function": {"name": "time"}}
+
+
+def constraint(grammars, form: AnswerFormat, choice: ToolChoice, tools=(WEATHER, TIME)):
+    return constraint_of(grammars, form, choice, tools)
 
 
 def answer(thinking=Thinking.MAY_BEGIN, *, has_tokens=True, is_start=True) -> AnswerFormat:
@@ -136,12 +142,13 @@ def test_a_message_that_is_gone_on_with_may_end_in_a_call(grammars) -> None:
         assert goes(made, tokens) == len(tokens)
 
 
-def test_a_name_that_no_header_holds_is_not_called_and_alone_it_is_refused(grammars) -> None:
-    made = constraint(grammars, answer(), REQUIRED, TOOLS)
+@pytest.mark.parametrize("name", ["the time", "a<b"])
+def test_a_name_that_no_header_holds_is_refused(grammars, name: str) -> None:
+    tools = [WEATHER, {"type": "function", "function": {"name": name}}]
+    with pytest.raises(ValidationError, match="in this format names have no space") as caught:
+        constraint(grammars, answer(), REQUIRED, tools)
+    assert caught.value.field == "tools[1].function.name"
+    made = constraint(grammars, answer(), REQUIRED, [WEATHER])
     before = tokens_of([CHANNEL, "commentary to=functions."])
     assert goes(made, before) == len(before)
     assert allowed(made) == [ord("w")]
-    with pytest.raises(ValidationError, match="must have a name without space"):
-        constraint(grammars, answer(), REQUIRED, [NOW])
-    made = constraint(grammars, answer(), REQUIRED, [WEATHER])
-    assert goes(made, before) == len(before)

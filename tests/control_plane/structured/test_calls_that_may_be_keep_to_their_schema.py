@@ -12,6 +12,8 @@ from control_plane.core.structured_outputs import StructuredOutputs
 from control_plane.text.answers.formats import CALL_READERS
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.tool_choice import ToolChoice, with_calls
+from control_plane.text.answers.written_calls import WRITERS, Call
+from control_plane.text.bounds import MAX_TOOL_CALLS
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID
 from planes.errors import ValidationError
 from tests.control_plane.structured.test_answers_are_calls_where_they_must_be import (
@@ -70,6 +72,18 @@ def goes(made, tokens: list[int]) -> int:
             return index
         take(made, token)
     return len(tokens)
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "granite"])
+def test_what_follows_many_calls_keeps_to_the_schema_as_what_follows_one(grammars, name):
+    parameters = {"type": "object", "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    answer, choice = format_of(name, tools=tools), ToolChoice(strict=("f",))
+    calls = [Call("f", {}, number) for number in range(MAX_TOOL_CALLS)]
+    for arguments, may_come in (({}, True), ({"x": 1}, False)):
+        text = WRITERS[name]([*calls, Call("f", arguments, MAX_TOOL_CALLS)]).encode()
+        made = constraint(grammars, answer, choice, tools)
+        assert (goes(made, list(text)) == len(text)) == may_come
 
 
 @pytest.mark.spread(FORMATS)
