@@ -90,7 +90,7 @@ class Mamba2Kernels:
         heads = floats(sizes.inner_size)
         self._launcher.launch(
             self._scan,
-            self._scan.grid(len(rows.rows), sizes.num_heads),
+            self._scan.grid(len(rows.rows), sizes.num_heads, sizes.num_groups),
             heads,
             convolved,
             steps,
@@ -100,7 +100,6 @@ class Mamba2Kernels:
             states.shape[1],
             layer_start + (sizes.kernel_size - 1) * sizes.channels,
             sizes.num_heads,
-            sizes.num_groups,
         )
         self._launcher.launch(
             self._norm,

@@ -26,7 +26,7 @@ tokens before it alone: neither on company nor on how a sequence is cut into row
 How to launch a layer, between the product that gives `projections` and the one of `out`:
 
     mamba2_inputs     at variant.grid(T, H, P, G·N)
-    selective_scan    at variant.grid(R, H), R with the rows that have no tokens
+    selective_scan    at variant.grid(R, H, G), R with the rows that have no tokens
     gated_row_norm    at variant.grid(T, G)
 
 The state is asked for before the launch ahead has ended: it is most of what a decoding token reads.
@@ -123,7 +123,7 @@ class SelectiveScanVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         states = ("int32*", "float32*", "int64", "int64")
-        return ("float32*", "float32*", "float32*", "float32*", *states, "int32", "int32")
+        return ("float32*", "float32*", "float32*", "float32*", *states, "int32")
 
     @property
     def expectation(self) -> Expectation:
@@ -131,9 +131,10 @@ class SelectiveScanVariant:
         instructions = ("LDG.128", "STG.128", "LDGSTS.128", "LDS.128", "FFMA", "SHFL", "BAR")
         return Expectation(128, instructions, begins_early=True, reads_early=READ_EARLY)
 
-    def grid(self, num_rows: int, num_heads: int) -> tuple[int, int, int]:
+    def grid(self, num_rows: int, num_heads: int, num_groups: int = 1) -> tuple[int, int, int]:
         """Return the launch grid; `num_rows`: with those that have no tokens."""
-        return (num_heads * (self.head_dim // self.columns), num_rows, 1)
+        parts = self.head_dim // self.columns
+        return (num_heads // num_groups * parts, num_rows, num_groups)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
@@ -185,18 +186,18 @@ def make_selective_scan(variant: SelectiveScanVariant) -> Callable[..., None]:
         state_stride: Scalar,
         memory_start: Scalar,
         num_heads: Scalar,
-        num_groups: Scalar,
     ) -> None:
-        """Take row blockIdx.y through some columns of a head.
+        """Take row blockIdx.y through some columns of a head of group blockIdx.z.
 
         `out`: float32 [T, H·P]. `convolved`, `step_sizes`: as `mamba2_inputs` leaves them. `skips`:
         [H], D. `memory_start`: where the layer's memory begins in a state, behind its inputs.
-        `num_groups`: G. The others: as in `recurrent_states`.
+        The others: as in `recurrent_states`.
         """
         let_next_begin()
         lane, warp = lane_and_warp()
+        group, num_groups = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
         head, part = int32(cuda.blockIdx.x // parts), int32(cuda.blockIdx.x % parts)
-        group = int32(head // (num_heads // num_groups))
+        head += int32(group * (cuda.gridDim.x // parts))
         first, count, state, is_new = find_row(rows, int64(cuda.blockIdx.y))
         of_head = int64(state) * state_stride + memory_start + int64(head) * memory_floats
         if count > 0 and not is_new and lane == 0:

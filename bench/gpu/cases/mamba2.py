@@ -193,9 +193,9 @@ def scan_case(
     def launch(step: int | None) -> Launch:
         arguments = (
             "out", "convolved", "step_sizes", "skips", f"rows{step}", "states", states.shape[1],
-            memory_start, num_heads, num_groups,
+            memory_start, num_heads,
         )  # fmt: skip
-        return Launch(variant, variant.grid(len(rows) + 2, num_heads), arguments)
+        return Launch(variant, variant.grid(len(rows) + 2, num_heads, num_groups), arguments)
 
     arrays = {
         "out": poison("float32", out.shape),

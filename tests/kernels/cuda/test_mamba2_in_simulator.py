@@ -209,6 +209,10 @@ def rounds_case() -> Case:
     return draw_cases(ROUNDS)[0]
 
 
+def groups_case() -> Case:
+    return scan_case(SCAN, GROUP_ROWS, 6, 0, num_groups=3)
+
+
 @pytest.mark.spread(5)
 @pytest.mark.parametrize(
     ("make", "source", "old", "new"),
@@ -245,20 +249,23 @@ def rounds_case() -> Case:
         (small_scan, SCAN_SOURCE, "multiply_add(skip, staged[values_at + column], found)", "found"),
         (small_scan, SCAN_SOURCE, "skip = skips[head]", "skip = skips[0]"),
         (small_scan, SCAN_SOURCE, "int64(head) * memory_floats", "0"),
-        (small_scan, SCAN_SOURCE, "int32(1), num_heads, int32(0),\n            head, part",
-         "int32(1), num_heads, int32(0),\n            int32(0), part"),
+        (small_scan, SCAN_SOURCE, "count, num_groups, num_heads, group,\n            head, part",
+         "count, num_groups, num_heads, group,\n            int32(0), part"),
+        (groups_case, SCAN_SOURCE, "count, num_groups, num_heads, group,\n            head, part",
+         "count, num_groups, num_heads, int32(0),\n            head, part"),
+        (groups_case, SCAN_SOURCE, "head += int32(group * (cuda.gridDim.x // parts))", "pass"),
         (small_scan, SCAN_SOURCE, "multiply_add_wide(int32(token + which), row_size, place)",
          "place"),
-        (parts_case, PARTS_SOURCE, "of_head + int32(part * COLUMNS + own_columns * warp)",
+        (parts_case, PARTS_SOURCE, "of_head + int32(part * columns + own_columns * warp)",
          "of_head + int32(own_columns * warp)"),
-        (parts_case, PARTS_SOURCE, "int32(part * COLUMNS + column)", "column"),
+        (parts_case, PARTS_SOURCE, "int32(part * columns + column)", "column"),
         (parts_case, PARTS_SOURCE, "of_head + share", "of_head + 999 * share"),
         (norm_case, NORM_SOURCE, "place < 0 or place >= count", "False"),
-        (norm_case, NORM_SOURCE, "token * stride + vector", "token * size + vector"),
+        (norm_case, NORM_SOURCE, "token * stride + (own + vector", "token * size + (own + vector"),
         (norm_case, NORM_SOURCE, "gate = silu(values[r, n])", "gate = values[r, n]"),
         (norm_case, SUMS, "total += of_warps[warp]", "total = of_warps[warp]"),
         (norm_case, SUMS, "value = warp_sum(value)", "value += float32(0)"),
-        (norm_case, NORM_SOURCE, "load_floats(heads_here, i, heads, token * size + vector",
+        (norm_case, NORM_SOURCE, "load_floats(heads_here, i, heads, row + vector",
          "load_floats(heads_here, i, heads, vector"),
         (rounds_case, ROUNDS_SOURCE, "r * pieces + n // VECTOR", "n // VECTOR"),
     ],
