@@ -95,8 +95,9 @@ class KernelOperations:
                 ways = (False, True) if quantized.gates else (False,)
                 self._gate = {way: GateMulVariant(dtype, way, spec.activation) for way in ways}
             self._relu2 = None if spec.gates_mlps else Relu2Variant(dtype)
+            between = self._gate[False] if self._relu2 is None else self._relu2
             for size in spec.mlp_sizes:
-                (self._relu2 or self._gate[False]).grid(1, size)
+                between.grid(1, size)
             has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
             of_norms = {"has_float32_weights": has_float32_norms}
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False, **of_norms)

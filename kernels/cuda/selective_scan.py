@@ -6,9 +6,8 @@
 That is the gated delta rule of a head whose key is b, query c and value x, without what it recalls
 (`delta_rule`), and b and c are those of all heads of a group, which are neighbours. So a block of
 threads takes a row and 32 columns of a head, 16 where that is no multiple (heads of 80), which stay
-in registers from the row's first token to its last (`delta_rule_columns`),
-and what tokens are made of (`mamba2_inputs`) is copied to shared memory some tokens ahead
-(`delta_rule_stages`):
+in registers from the row's first token to its last (`delta_rule_columns`), and what tokens are made
+of (`mamba2_inputs`) is copied to shared memory some tokens ahead (`delta_rule_stages`):
 
     stage 0    copy 0 │ tokens 0 … 7   │ copy 2         │ tokens 16 … 23      W  wait_for_copies
     stage 1           │ copy 1         │ tokens 8 … 15  │ copy 3              B  syncthreads
