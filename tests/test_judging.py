@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from control_plane.core.generation_params import GenerationParams
 from kernels.reference.sampling import Choice, choose
-from tests.compute_plane.executor.tiny_llama import model_in_memory, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import tiny_spec
+from tests.compute_plane.executor.tiny_sources import model_in_memory
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.devices import STAND_IN
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 from tests.judging import REFERENCE, Judge, Said, could_choose

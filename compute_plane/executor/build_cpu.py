@@ -100,24 +100,16 @@ def build_cpu_layers(
     # Kernels are made for the instruction set when they are imported.
     from compute_plane.executor.cpu import CpuExecutor
     from compute_plane.executor.packed_weights import pack_weights
-    from compute_plane.memory.kv_pool import KvPool
+    from compute_plane.memory.kv_pool import KvPool, pool_layout
     from compute_plane.memory.state_pool import make_states, room_for_states
     from compute_plane.memory.state_sizing import smaller
-    from kernels.cpu.kv_layout import KvLayout
 
     spec = context.spec
     kv_dtype = context.kv_cache_dtype
     if kv_dtype == "auto":
         kv_dtype = "float32" if context.dtype == "float32" else "bfloat16"
     # Before the weights are packed, which takes a while: it refuses what cannot be laid out.
-    layout = KvLayout(
-        kv_dtype,
-        len(spec.attending_layers(first_layer)),
-        spec.num_kv_heads,
-        context.block_size,
-        spec.head_dim,
-        spec.value_dim,
-    )
+    layout = pool_layout(spec, kv_dtype, context.block_size, first_layer)
     weights = pack_weights(
         spec,
         model.source,

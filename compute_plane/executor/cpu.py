@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +28,15 @@ from compute_plane.executor.interface import (
     Float32Array,
     Float64Array,
 )
-from compute_plane.executor.latent_records import work_heads
-from compute_plane.executor.llama_table import LOGITS_ROWS, PIECE_TOKENS, LlamaTable
+from compute_plane.executor.late_tokens import LateTokens, late_tokens
+from compute_plane.executor.latent_records import chunk_heads, largest_group, work_heads
+from compute_plane.executor.llama_table import LlamaTable
 from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
-from compute_plane.executor.pieces import Piece, SortedTokens, sort_tokens
+from compute_plane.executor.logits_records import LOGITS_ROWS
+from compute_plane.executor.pieces import PIECE_TOKENS, Piece, SortedTokens, sort_tokens
 from compute_plane.executor.sample_records import SampleRecords
 from compute_plane.executor.state_rows import NO_ROWS, state_rows
-from compute_plane.executor.step_headers import PieceArrays, StepHeaders
+from compute_plane.executor.step_headers import NONE_TAKEN, PieceArrays, StepHeaders
 from compute_plane.executor.thread_team import Entry, ThreadTeam
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
 from kernels.cpu.attention_items import attention_items, share_long_contexts
@@ -58,7 +60,33 @@ HiddenRows = Callable[[], Float32Array]
 DEFAULT_MAX_TOKENS: Final = 16384
 MAX_WANTS: Final = 1024
 """Samples drawn from one group of logits rows."""
+FEW_PARTS: Final = 3
+"""Pieces of a step whose entries are kept."""
 NO_SAMPLES: Final = np.zeros((0, SAMPLE_WORDS), dtype=np.int64)
+
+
+class Parts(NamedTuple):
+    """What a step is made of: whether each of its pieces is of prompts, and groups of logits.
+
+    `late`: the same of pieces of tokens that go on alone; None: all do.
+    """
+
+    are_prompts: tuple[bool, ...]
+    late: tuple[bool, ...] | None
+    num_groups: int = 0
+
+    @property
+    def num_pieces(self) -> int:
+        """How many pieces there are."""
+        return len(self.are_prompts) + len(self.late or ())
+
+
+def parts_of(pieces: list[Piece], late: list[Piece] | None) -> Parts:
+    """Return what a step without logits is made of."""
+    return Parts(
+        tuple(piece.is_prompt for piece in pieces),
+        None if late is None else tuple(piece.is_prompt for piece in late),
+    )
 
 
 class CpuExecutor:
@@ -97,7 +125,7 @@ class CpuExecutor:
         self._keep_logits = keep_logits
         self._llama = LlamaTable(spec, weights, kv_pool, max_tokens=max_tokens, states=states)
         operands = {
-            LOGITS: self._llama.logits.ctypes.data,
+            LOGITS: self._llama.ends.logits.ctypes.data,
             LOGITS_STRIDE: spec.vocab_size,
             VOCAB: spec.vocab_size,
         }
@@ -108,26 +136,22 @@ class CpuExecutor:
         per_token = 0 if spec.mixture is None else spec.mixture.experts_per_token
         state_parts = 0 if spec.recurrence is None else spec.recurrence.num_parts
         self._headers = StepHeaders(num_threads, scratch_bytes, per_token, state_parts)
-        # Almost every step has one piece and one group of logits: its entries are made once.
-        self._ordinary = {
-            (is_prompt, num_groups): np.array(
-                self._all_entries([is_prompt], num_groups), dtype=np.int64
-            )
-            for is_prompt in (False, True)
-            for num_groups in (0, 1)
-        }
-        self._work_heads = work_heads(spec)
+        # Almost every step has few pieces and one group of logits: its entries are made once.
+        self._ordinary: dict[Parts, Int64Array] = {}
+        self._work_heads, self._group = work_heads(spec), largest_group(spec)
+        self._chunk_heads = chunk_heads(spec)
         self._decode = DecodeSteps(
             self._shape,
             self._headers,
-            num_heads=spec.num_heads,
+            group=self._group,
             num_kv_heads=self._work_heads,
+            chunk_heads=self._chunk_heads,
             num_threads=num_threads,
             most_rows=min(LOGITS_ROWS, PIECE_TOKENS, MAX_WANTS, max_tokens),
             tells_prompts_apart=self._llama.tells_prompts_apart,
         )
         self._decode_entries = np.array(
-            self._entries_of([False], self._decode.headers), dtype=np.int64
+            self._entries_of(Parts((False,), None, 1), self._decode.headers), dtype=np.int64
         )
         self._team = ThreadTeam(num_threads)
 
@@ -158,12 +182,7 @@ class CpuExecutor:
             if answers is not None:
                 self._team.run(self._decode_entries)
                 return answers.output()
-        layout = lay_out_tokens(batch, self._shape)
-        if len(layout.token_ids) > self._max_tokens:
-            raise ValidationError(
-                f"must be at most {self._max_tokens} tokens, got {len(layout.token_ids)}",
-                field="query_lens",
-            )
+        layout = self._lay_out(batch)
         samples = SampleRecords(batch, self._spec.vocab_size)
         for copy in batch.copies:
             self._copies[copy.kind](copy.source, copy.destination)
@@ -175,26 +194,45 @@ class CpuExecutor:
         pieces = list(tokens.pieces(PIECE_TOKENS, prompts_first=self._states is not None))
         arrays = self._describe_pieces(batch, tokens.layout, pieces)
         wanted = tokens.places(wanted_tokens(batch, layout))
+        wants = EmbeddedTokens.of(batch, layout)
+        embedded, late = tokens.places(wants.tokens), None
+        # Targets of log-probabilities and a sample behind them would be an item with a gap.
+        if self._llama.late is not None and not batch.prompt_logprob_rows:
+            late = late_tokens(tokens, wanted, embedded)
+        if late is not None:
+            wanted, embedded = late.places(wanted), late.places(embedded)
+            arrays += self._describe_pieces(
+                batch, late.tokens.layout, late.pieces(), late=late, first_header=len(pieces)
+            )
+        parts = parts_of(pieces, None if late is None else late.pieces())
         groups = list(group_logits(wanted, LOGITS_ROWS, MAX_WANTS))
         records = [samples.take(group.wanted, group.rows) for group in groups]
-        for index, (group, taken) in enumerate(zip(groups, records, strict=True), len(pieces)):
+        for index, (group, taken) in enumerate(zip(groups, records, strict=True), parts.num_pieces):
             self._headers.describe_logits(index, out_tokens=group.out_tokens, samples=taken)
         self._take_hidden(hidden_rows, tokens)
         if self._keep_logits:
-            logits = self._run_keeping_logits(pieces, groups, len(batch.sampling))
+            logits = self._run_keeping_logits(parts, groups, len(batch.sampling))
         else:
             logits = None
-            self._team.run(self._entries(pieces, len(groups)))
+            self._team.run(self._entries(parts._replace(num_groups=len(groups))))
         del arrays  # the headers point to them
         output = samples.output(logits)
         if batch.embeddings:
-            wants = EmbeddedTokens.of(batch, layout)
-            found = self._embed(wants, tokens, len(pieces) + len(groups))
+            found = self._embed(wants, embedded, parts.num_pieces + len(groups))
             output = replace(output, embeddings=found)
         if batch.digest_blocks:
             digests = [self._pool.digest(block) for block in batch.digest_blocks]
             output = replace(output, block_digests=digests)
         return output
+
+    def _lay_out(self, batch: ExecutionBatch) -> TokenLayout:
+        layout = lay_out_tokens(batch, self._shape)
+        if len(layout.token_ids) > self._max_tokens:
+            raise ValidationError(
+                f"must be at most {self._max_tokens} tokens, got {len(layout.token_ids)}",
+                field="query_lens",
+            )
+        return layout
 
     def capture_decode_graph(self, batch_size: int) -> None:
         """Do nothing: a CPU has no launches to save."""
@@ -227,17 +265,26 @@ class CpuExecutor:
             self._llama.hidden[: len(rows)] = rows if tokens.order is None else rows[tokens.order]
 
     def _describe_pieces(
-        self, batch: ExecutionBatch, layout: TokenLayout, pieces: list[Piece]
+        self,
+        batch: ExecutionBatch,
+        layout: TokenLayout,
+        pieces: list[Piece],
+        *,
+        late: LateTokens | None = None,
+        first_header: int = 0,
     ) -> list[PieceArrays]:
-        """Fill in the headers of the step's pieces; return the arrays they point to."""
+        """Fill in the headers of the step's pieces; return the arrays they point to.
+
+        `late`: they are of tokens that go on alone.
+        """
         kept: list[PieceArrays] = []
-        for index, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces, first_header):
             first, end = piece.first, piece.end
             query_lens = batch.query_lens
-            if len(pieces) > 1:  # the tokens of each row that lie in this piece
+            if len(pieces) > 1 or late is not None:  # the tokens of each row in this piece
                 rows = layout.token_rows[first:end]
                 query_lens = np.bincount(rows, minlength=len(query_lens)).astype(np.int32)
-            items = attention_items(query_lens, self._spec.num_heads // self._work_heads)
+            items = attention_items(query_lens, self._group)
             items, merges = share_long_contexts(
                 items,
                 layout.positions[first:end],
@@ -257,61 +304,68 @@ class CpuExecutor:
                 else state_rows(
                     layout.token_rows[first:end], layout.positions[first:end], batch.states
                 ),
+                NONE_TAKEN if late is None else late.taken[first:end],
             )
-            self._headers.describe_tokens(index, first, arrays, self._work_heads)
+            shift = 0 if late is None else late.first
+            self._headers.describe_tokens(index, shift + first, arrays, self._chunk_heads)
             kept.append(arrays)
         return kept
 
-    def _entries(self, pieces: list[Piece], num_groups: int) -> Int64Array | list[Entry]:
-        """Return the entries of a step: its pieces' headers first, then its groups'."""
-        if len(pieces) == 1 and num_groups <= 1:
-            return self._ordinary[pieces[0].is_prompt, num_groups]
-        return self._all_entries([piece.is_prompt for piece in pieces], num_groups)
+    def _entries(self, parts: Parts) -> Int64Array | list[Entry]:
+        """Return the entries of a step: headers of its pieces first, then of its groups."""
+        if parts.num_pieces > FEW_PARTS or parts.num_groups > 1:
+            return self._all_entries(parts)
+        if parts not in self._ordinary:
+            self._ordinary[parts] = np.array(self._all_entries(parts), dtype=np.int64)
+        return self._ordinary[parts]
 
-    def _all_entries(self, is_prompt: list[bool], num_groups: int) -> list[Entry]:
-        num_headers = len(is_prompt) + num_groups
+    def _all_entries(self, parts: Parts) -> list[Entry]:
+        num_headers = parts.num_pieces + parts.num_groups
         headers = [self._headers.address(index) for index in range(num_headers)]
-        return self._entries_of(is_prompt, headers)
+        return self._entries_of(parts, headers)
 
-    def _entries_of(self, is_prompt: list[bool], all_headers: Sequence[int]) -> list[Entry]:
-        """Return entries of a step whose pieces have the first headers, its groups the others."""
-        llama, num_pieces = self._llama, len(is_prompt)
-        headers = all_headers[:num_pieces]
+    def _entries_of(self, parts: Parts, all_headers: Sequence[int]) -> list[Entry]:
+        """Return the entries of a step by the addresses of its headers."""
+        llama, kinds = self._llama, parts.are_prompts
+        headers = all_headers[: len(kinds)]
         entries = [(record, header) for header in headers for record in llama.before]
-        for layer, prompt_layer in zip(llama.layers, llama.prompt_layers, strict=True):
-            of_pieces = [prompt_layer if prompt else layer for prompt in is_prompt]
+        for index, layers in enumerate(zip(llama.layers, llama.prompt_layers, strict=True)):
+            if parts.late is not None and llama.late is not None and index == llama.late.first:
+                kinds, headers = parts.late, all_headers[len(kinds) : parts.num_pieces]
+                entries += [(record, header) for header in headers for record in llama.late.before]
+            of_pieces = [layers[is_prompt] for is_prompt in kinds]
             for of_piece, header in zip(of_pieces, headers, strict=True):
                 entries += [(record, header) for record in of_piece.write]
             for of_piece, header in zip(of_pieces, headers, strict=True):
                 entries += [(record, header) for record in of_piece.read]
-        for header in all_headers[num_pieces:]:
+        for header in all_headers[parts.num_pieces :]:
             entries += self._group_entries(header)
         return entries
 
     def _group_entries(self, header: int) -> list[Entry]:
-        return [(record, header) for record in (*self._llama.after, self._sample)]
+        return [(record, header) for record in (*self._llama.ends.after, self._sample)]
 
-    def _embed(
-        self, wants: EmbeddedTokens, tokens: SortedTokens, first_header: int
-    ) -> Float64Array:
-        """Return the hidden states that are wanted of the step that has just run, [E, hidden]."""
+    def _embed(self, wants: EmbeddedTokens, places: Int64Array, first_header: int) -> Float64Array:
+        """Return the hidden states that are wanted of the step that has just run, [E, hidden].
+
+        `places`: where the rows of their tokens are.
+        """
         llama, sums = self._llama, EmbeddingSums(wants, self._spec.hidden_size)
-        places = tokens.places(wants.tokens)
         for number, first in enumerate(range(0, len(places), LOGITS_ROWS), first_header):
             out_tokens = np.ascontiguousarray(places[first : first + LOGITS_ROWS])
             self._headers.describe_logits(number, out_tokens=out_tokens, samples=NO_SAMPLES)
-            self._team.run([(llama.embed, self._headers.address(number))])
-            sums.add(first, llama.embedded[: len(out_tokens)])
+            self._team.run([(llama.ends.embed, self._headers.address(number))])
+            sums.add(first, llama.ends.embedded[: len(out_tokens)])
         return sums.taken()
 
     def _run_keeping_logits(
-        self, pieces: list[Piece], groups: list[LogitsGroup], num_samples: int
+        self, parts: Parts, groups: list[LogitsGroup], num_samples: int
     ) -> Float32Array:
         """Run a step group by group, and return the logits of its samples [K, V]."""
-        self._team.run(self._all_entries([piece.is_prompt for piece in pieces], 0))
+        self._team.run(self._all_entries(parts))
         kept = np.zeros((num_samples, self._spec.vocab_size), dtype=np.float32)
-        for index, group in enumerate(groups, len(pieces)):
+        for index, group in enumerate(groups, parts.num_pieces):
             self._team.run(self._group_entries(self._headers.address(index)))
             is_sample = group.wanted < num_samples
-            kept[group.wanted[is_sample]] = self._llama.logits[group.rows[is_sample]]
+            kept[group.wanted[is_sample]] = self._llama.ends.logits[group.rows[is_sample]]
         return kept

@@ -93,16 +93,17 @@ class DecodeSteps:
         shape: PoolShape,
         headers: StepHeaders,
         *,
-        num_heads: int,
+        group: int,
         num_kv_heads: int,
+        chunk_heads: int,
         num_threads: int,
         most_rows: int,
         tells_prompts_apart: bool,
     ) -> None:
         self._shape = shape
         self._headers = headers.others()
-        self._group = num_heads // num_kv_heads
-        self._num_kv_heads = num_kv_heads
+        self._group = group
+        self._num_kv_heads, self._chunk_heads = num_kv_heads, chunk_heads
         self._num_threads = num_threads
         self._most_rows = most_rows
         self._tells_prompts_apart = tells_prompts_apart
@@ -181,7 +182,7 @@ class DecodeSteps:
             merges,
             self._state_rows(batch, num_rows),
         )
-        self._headers.describe_tokens(TOKENS_HEADER, 0, self._described, self._num_kv_heads)
+        self._headers.describe_tokens(TOKENS_HEADER, 0, self._described, self._chunk_heads)
 
     def _state_rows(self, batch: ExecutionBatch, num_rows: int) -> Int32Array:
         """Return which states the rows go on from, in models with states."""

@@ -16,7 +16,7 @@ calls, of the first expert, is made as that of any matrix is, but nobody walks t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,10 +26,12 @@ from compute_plane.executor.product_records import (
     MOST_PRODUCT_CHUNKS,
     HiddenRows,
     ProductRecords,
+    float_bits,
 )
 from compute_plane.executor.row_buffers import RowBuffers
 from kernels.cpu.catalogue import (
     add_experts,
+    add_normed_rows,
     add_shared,
     clamped_rows,
     expert_product,
@@ -40,6 +42,7 @@ from kernels.cpu.catalogue import (
 from kernels.cpu.operands import (
     NUM_BESIDE,
     ExpertProduct,
+    NormedSum,
     Routing,
     RowFormat,
     RowInput,
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
         PackedExperts,
         PackedMatrix,
         PackedMlp,
+        PackedOwnNorms,
         PackedShared,
     )
     from compute_plane.executor.step_table import StepTable
@@ -75,12 +79,18 @@ class ExpertBuffers:
 
     `rows`: what products of experts read. `logits`: float32 [max_tokens, E]. `sums`: float32
     [R, 2·I], `given`: float32 [R, hidden], R = max_tokens · experts_per_token. `gates`: float32
-    [max_tokens]. `routing`: the operands that `Routing`'s operations share; `groups`: those of
-    choosing among groups, which share words with others'.
+    [max_tokens]. Where parts have norms of their own, `added`: float32 [step_tokens, hidden], what
+    all of them give, and `zeros`: [hidden]. `routing`: the operands that `Routing`'s operations
+    share; `groups`: those of choosing among groups, which share words with others'.
     """
 
     def __init__(
-        self, arena: HugePageArena, spec: ModelSpec, mixture: Mixture, max_tokens: int
+        self,
+        arena: HugePageArena,
+        spec: ModelSpec,
+        mixture: Mixture,
+        max_tokens: int,
+        step_tokens: int,
     ) -> None:
         num_rows = max_tokens * mixture.experts_per_token
 
@@ -94,6 +104,10 @@ class ExpertBuffers:
         self.sums = taken(num_rows * 2 * spec.intermediate_size)
         self.given = taken(num_rows * spec.hidden_size)
         self.gates = taken(max_tokens)
+        self.added = self.zeros = 0
+        if mixture.has_own_norms:
+            self.added = taken(step_tokens * spec.hidden_size)
+            self.zeros = taken(spec.hidden_size)
         scale = arena.take(FLOAT_BYTES).view(np.float32)
         scale[:] = mixture.weight_scale
         self.routing: dict[int, int] = {
@@ -151,8 +165,76 @@ class ExpertRecords:
 
         `sums`: address of float32 [tokens, gate | up] of what all tokens go through.
         """
-        buffers, first, biases = self._buffers, experts.first, experts.biases
-        formats = dict.fromkeys(map(self._experts.format_of, first.gate_up))
+        return [
+            *self._routed(experts),
+            *self._multiplied(experts),
+            self._summed(experts, hidden),
+            *([] if experts.shared is None else self._shared(experts.shared, hidden, sums)),
+        ]
+
+    def added_normed(
+        self,
+        experts: PackedExperts,
+        norms: PackedOwnNorms,
+        hidden: HiddenRows,
+        sums: int,
+        read: Callable[[int | None, Sequence[PackedMatrix]], list[int]],
+        shared_norm: int | None,
+    ) -> list[int]:
+        """Do the same where parts of the mixture have norms of their own, before and behind them.
+
+        `hidden`: with the norm of what is added. `read`: makes the rows that matrices read of
+        hidden states, with a norm. `shared_norm`: before what all tokens go through.
+        """
+        buffers, products, shared = self._buffers, self._products, experts.shared
+        if shared is None:
+            raise ValueError("a mixture with norms of its own has an MLP for all tokens")
+        outputs, mlp = self._token_rows.outputs, shared.mlp
+        of_sum: dict[int, int] = {
+            NormedSum.K: buffers.hidden_size,
+            NormedSum.EPSILON: hidden.epsilon,
+            NormedSum.PARTS: 1,
+        }
+        return [
+            *read(shared_norm, mlp.gate_up),
+            *products.gated_into(
+                mlp.gate_up, mlp.down, sums, outputs, activation=buffers.activation
+            ),
+            self._table.add(
+                add_normed_rows,
+                StepWord.TOKEN_CHUNKS,
+                {
+                    **of_sum,
+                    NormedSum.SOURCE: outputs,
+                    NormedSum.SOURCE_FIRST_WORD: StepWord.ZERO,
+                    NormedSum.BASE: buffers.zeros,
+                    NormedSum.HIDDEN: buffers.added,
+                    NormedSum.WEIGHT: norms.shared_output,
+                    NormedSum.SCALE: float_bits(1.0),
+                },
+            ),
+            *read(norms.router, [experts.router]),
+            *self._routed(experts),
+            *read(norms.experts, experts.first.gate_up),
+            *self._multiplied(experts),
+            self._summed(experts, buffers.added, hidden.epsilon),
+            self._table.add(
+                add_normed_rows,
+                StepWord.TOKEN_CHUNKS,
+                {
+                    **of_sum,
+                    NormedSum.SOURCE: buffers.added,
+                    NormedSum.SOURCE_FIRST_WORD: StepWord.FIRST_TOKEN,
+                    NormedSum.HIDDEN: hidden.address,
+                    NormedSum.WEIGHT: hidden.norm or 0,
+                    NormedSum.SCALE: float_bits(hidden.scale),
+                },
+            ),
+        ]
+
+    def _routed(self, experts: PackedExperts) -> list[int]:
+        """Choose the experts of each token."""
+        buffers, biases, norms = self._buffers, experts.biases, experts.norms
         return [
             *self._products.beside_each_other(
                 [experts.router], buffers.logits, buffers.mixture.num_experts
@@ -170,24 +252,37 @@ class ExpertRecords:
                     **buffers.routing,
                     **buffers.groups,
                     Routing.CORRECTION: experts.correction or 0,
+                    Routing.EXPERT_SCALES: 0 if norms is None else norms.expert_scales,
                 },
             ),
             self._table.add(group_by_expert, 1, buffers.routing),
-            *(self._rows_of_experts(row_format, first.gate_up[0].k) for row_format in formats),
-            *self._given(first, experts.stride_bytes, biases),
-            self._table.add(
-                add_experts,
-                StepWord.TOKEN_CHUNKS,
-                {
-                    **buffers.routing,
-                    Routing.SOURCE: buffers.given,
-                    Routing.OUT: hidden,
-                    Routing.N: buffers.hidden_size,
-                    Routing.BIASES: 0 if biases is None else biases.down,
-                },
-            ),
-            *([] if experts.shared is None else self._shared(experts.shared, hidden, sums)),
         ]
+
+    def _multiplied(self, experts: PackedExperts) -> list[int]:
+        """Multiply the rows that tokens have made with their experts."""
+        first = experts.first
+        formats = dict.fromkeys(map(self._experts.format_of, first.gate_up))
+        return [
+            *(self._rows_of_experts(row_format, first.gate_up[0].k) for row_format in formats),
+            *self._given(first, experts.stride_bytes, experts.biases),
+        ]
+
+    def _summed(self, experts: PackedExperts, out: int, epsilon: int = 0) -> int:
+        """Add up what the experts of each token gave. `epsilon`: of the norm of that, if any."""
+        buffers, biases, norms = self._buffers, experts.biases, experts.norms
+        return self._table.add(
+            add_experts,
+            StepWord.TOKEN_CHUNKS,
+            {
+                **buffers.routing,
+                Routing.SOURCE: buffers.given,
+                Routing.OUT: out,
+                Routing.N: buffers.hidden_size,
+                Routing.BIASES: 0 if biases is None else biases.down,
+                Routing.NORM: 0 if norms is None else norms.experts_output,
+                Routing.EPSILON: epsilon,
+            },
+        )
 
     def _shared(self, shared: PackedShared, hidden: int, sums: int) -> list[int]:
         """Multiply what all tokens go through, and add it."""

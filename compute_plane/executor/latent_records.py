@@ -76,14 +76,28 @@ LEAST_PARTS: Final = 2
 def work_heads(spec: ModelSpec) -> int:
     """Return the kv heads among which threads share attention.
 
-    Of latents they are parts of the query heads that all read the same: as few as have no more
-    heads than rows go through a super-block together, and two at least.
+    Where layers differ, the fewest. Of latents they are parts of the query heads that all read the
+    same: as few as have no more heads than rows go through a super-block together, two at least.
     """
     if spec.latents is None:
-        return spec.num_kv_heads
+        return min(heads.num_kv_heads for heads in spec.kinds_of_heads)
     heads = spec.num_heads
     parts = (n for n in range(min(LEAST_PARTS, heads), heads) if heads % n == 0)
     return next((n for n in parts if heads // n <= ROW_BLOCK), heads)
+
+
+def chunk_heads(spec: ModelSpec) -> int:
+    """Return the same where layers differ, the most: into so many parts an item can be cut."""
+    if spec.latents is None:
+        return max(heads.num_kv_heads for heads in spec.kinds_of_heads)
+    return work_heads(spec)
+
+
+def largest_group(spec: ModelSpec) -> int:
+    """Return how many query heads read one of them at most."""
+    if spec.latents is None:
+        return max(heads.group for heads in spec.kinds_of_heads)
+    return spec.num_heads // work_heads(spec)
 
 
 class LatentRecords:
@@ -154,7 +168,7 @@ class LatentRecords:
         epsilon: int,
     ) -> list[int]:
         """Make what tokens leave and write it. `read`: makes rows that matrices read of hidden."""
-        of, layout = self._of, self._pool.layout
+        of, layout = self._of, self._pool.layout.parts[0]
         return [
             *read([layer.latents]),
             *products.product(layer.latents, self._inputs, of.row_size),
@@ -295,7 +309,7 @@ class LatentRecords:
         ]
 
     def _attention(self, index: int) -> list[int]:
-        spec, of, layout = self._spec, self._of, self._pool.layout
+        spec, of, layout = self._spec, self._of, self._pool.layout.parts[0]
         operands: dict[int, int] = {
             Attention.QUERIES: self._queries,
             Attention.OUT: self._attended,
@@ -317,7 +331,7 @@ class LatentRecords:
         ]
 
     def _layer_address(self, index: int) -> int:
-        return self._pool.address + index * self._pool.layout.layer_bytes
+        return self._pool.address + index * self._pool.layout.parts[0].layer_bytes
 
 
 def make_attention(

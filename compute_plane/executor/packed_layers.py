@@ -98,10 +98,35 @@ class PackedShared:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedOwnNorms:
+    """Addresses of the norms that parts of a mixture have for themselves, float32 [hidden] each.
+
+    `router`, `experts`: of what these read. `shared_output`, `experts_output`: of what all tokens
+    go through, and of what experts give. `expert_scales`: of float32 [E].
+    """
+
+    router: int
+    experts: int
+    shared_output: int
+    experts_output: int
+    expert_scales: int
+
+    def moved(self, by: int) -> PackedOwnNorms:
+        """Return them so many bytes further on."""
+        return PackedOwnNorms(
+            self.router + by,
+            self.experts + by,
+            self.shared_output + by,
+            self.experts_output + by,
+            self.expert_scales + by,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PackedExperts:
     """A mixture of experts: `router` [E, hidden], and E packed alike, `stride_bytes` apart.
 
-    `first`: the first expert. `biases`, `shared`: None where the architecture has none.
+    `first`: the first expert. `biases`, `shared`, `norms`: None where the architecture has none.
     `correction`: address of float32 [E], added to scores where experts are chosen, or None.
     """
 
@@ -111,6 +136,7 @@ class PackedExperts:
     biases: ExpertBiases | None = None
     correction: int | None = None
     shared: PackedShared | None = None
+    norms: PackedOwnNorms | None = None
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
@@ -127,6 +153,7 @@ class PackedExperts:
             None if self.biases is None else self.biases.moved(by),
             None if self.correction is None else self.correction + by,
             None if self.shared is None else self.shared.moved(by),
+            None if self.norms is None else self.norms.moved(by),
         )
 
 
@@ -139,15 +166,16 @@ class PackedAttention:
 
     `qkv`: columns q, k, v, in one matrix or several, as in `PackedMlp`. `qkv_bias`: address of
     float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and for key heads
-    (normalised together: [H·D] and [G·D]). `o_bias`:
-    of float32 [hidden]; `sinks`: of float32 [H], in powers of 2. `gate`: [H·D, hidden], whose
-    sigmoid multiplies what attention gives. None where the architecture has none.
+    (normalised together: [H·D] and [G·D]). Where keys and values are an earlier layer's, there are
+    columns q alone, and no norm of keys. `o_bias`: of float32 [hidden]; `sinks`: of float32 [H], in
+    powers of 2. `gate`: [H·D, hidden], whose sigmoid multiplies what attention gives. None where
+    the architecture has none.
     """
 
     qkv: tuple[PackedMatrix, ...]
     o: PackedMatrix
     qkv_bias: int | None = None
-    head_norms: tuple[int, int] | None = None
+    head_norms: tuple[int, int | None] | None = None
     o_bias: int | None = None
     sinks: int | None = None
     gate: PackedMatrix | None = None
@@ -164,7 +192,9 @@ class PackedAttention:
             qkv=tuple(part.moved(by) for part in self.qkv),
             o=self.o.moved(by),
             qkv_bias=_moved(self.qkv_bias, by),
-            head_norms=_both_moved(self.head_norms, by),
+            head_norms=None
+            if self.head_norms is None
+            else (self.head_norms[0] + by, _moved(self.head_norms[1], by)),
             o_bias=_moved(self.o_bias, by),
             sinks=_moved(self.sinks, by),
             gate=None if self.gate is None else self.gate.moved(by),
@@ -176,11 +206,33 @@ Mixer: TypeAlias = PackedAttention | PackedLatents | PackedRecurrence
 
 
 @dataclass(frozen=True, slots=True)
+class PackedLayerInput:
+    """What a layer reads of a second embedding: `gate` [P, hidden], `output` [hidden, P].
+
+    `output_norm`: address of float32 [hidden].
+    """
+
+    gate: PackedMatrix
+    output: PackedMatrix
+    output_norm: int
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """All matrices."""
+        return (self.gate, self.output)
+
+    def moved(self, by: int) -> PackedLayerInput:
+        """Return it so many bytes further on."""
+        return PackedLayerInput(self.gate.moved(by), self.output.moved(by), self.output_norm + by)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayer:
     """One decoder layer; `attn_norm`, `mlp_norm`: addresses of float32 [hidden].
 
     `output_norms`: of two float32 [hidden], for what mixer and MLP give. None where the
-    architecture has none; mixer or MLP where the layer has the other alone.
+    architecture has none; mixer or MLP where the layer has the other alone. `scale`: what hidden
+    states are multiplied by behind it.
     """
 
     attn_norm: int | None
@@ -188,11 +240,13 @@ class PackedLayer:
     mlp_norm: int | None
     feedforward: Feedforward | None
     output_norms: tuple[int, int] | None = None
+    layer_input: PackedLayerInput | None = None
+    scale: float = 1.0
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
         """All matrices of the layer; of experts those of the first."""
-        parts = (self.mixer, self.feedforward)
+        parts = (self.mixer, self.feedforward, self.layer_input)
         return tuple(matrix for part in parts if part is not None for matrix in part.matrices)
 
     def moved(self, by: int) -> PackedLayer:
@@ -203,6 +257,8 @@ class PackedLayer:
             mlp_norm=_moved(self.mlp_norm, by),
             feedforward=None if self.feedforward is None else self.feedforward.moved(by),
             output_norms=_both_moved(self.output_norms, by),
+            layer_input=None if self.layer_input is None else self.layer_input.moved(by),
+            scale=self.scale,
         )
 
 
@@ -214,6 +270,24 @@ def _both_moved(vectors: tuple[int, int] | None, by: int) -> tuple[int, int] | N
     return None if vectors is None else (vectors[0] + by, vectors[1] + by)
 
 
+@dataclass(frozen=True, slots=True)
+class PackedLayerInputs:
+    """What the inputs of all L layers are made of.
+
+    `embedding`: [V, L·P]. `projection`: [L·P, hidden]. `norm`: address of float32 [P].
+    """
+
+    embedding: PackedMatrix
+    projection: PackedMatrix
+    norm: int
+
+    def moved(self, by: int) -> PackedLayerInputs:
+        """Return it so many bytes further on."""
+        return PackedLayerInputs(
+            self.embedding.moved(by), self.projection.moved(by), self.norm + by
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
     """The weights of a model, or of its last layers and all behind them.
@@ -223,7 +297,7 @@ class PackedWeights:
     before the head, scaled as logits are; `embedding_norm`: of the same, unscaled.
     `lm_head` is `embedding` if the embeddings are tied and it is there. `elements`: (stored,
     runs as) to the number of weights. `conversions`: of the matrices that do not run in their
-    file's format.
+    file's format. `layer_inputs`: of models that have them.
     """
 
     memory: UInt8Array
@@ -234,6 +308,7 @@ class PackedWeights:
     lm_head: PackedMatrix
     elements: Counter[tuple[TensorFormat, TensorFormat]]
     conversions: tuple[Conversion, ...]
+    layer_inputs: PackedLayerInputs | None = None
 
     @property
     def weight_format(self) -> str:

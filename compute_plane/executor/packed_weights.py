@@ -28,7 +28,7 @@ import numpy as np
 
 from compute_plane.executor.packed_layers import PackedWeights
 from compute_plane.executor.packing_jobs import PackingJob
-from compute_plane.executor.packing_plan import PackingPlan, plan_layer
+from compute_plane.executor.packing_plan import PackingPlan, plan_layer, plan_layer_inputs
 from compute_plane.executor.weight_formats import measure_conversions
 from compute_plane.memory.huge_pages import huge_page_array
 from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
@@ -55,6 +55,7 @@ def pack_weights(
     """
     plan = PackingPlan(dtype)
     embedding = None if first_layer else plan.matrix([source.tensor(layout.EMBEDDING)])
+    layer_inputs = plan_layer_inputs(plan, spec, source)
     layers = [
         plan_layer(plan, spec, source, layer) for layer in range(first_layer, spec.num_layers)
     ]
@@ -94,4 +95,5 @@ def pack_weights(
         lm_head=packed_head,
         elements=plan.elements,
         conversions=conversions,
+        layer_inputs=None if layer_inputs is None else layer_inputs.moved(base),
     )

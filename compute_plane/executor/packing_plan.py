@@ -20,8 +20,11 @@ from compute_plane.executor.packed_layers import (
     PackedAttention,
     PackedExperts,
     PackedLayer,
+    PackedLayerInput,
+    PackedLayerInputs,
     PackedMatrix,
     PackedMlp,
+    PackedOwnNorms,
     PackedShared,
 )
 from compute_plane.executor.packed_recurrences import (
@@ -34,6 +37,7 @@ from compute_plane.executor.weight_formats import format_to_run, input_order_of
 from compute_plane.model import (
     delta_net_layout,
     expert_layout,
+    layer_inputs_layout,
     layout,
     mamba2_layout,
     short_convolution_layout,
@@ -76,6 +80,29 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
         if spec.has_mlp(layer)
         else None,
         output_norms=(plan.vector(outputs[0]), plan.vector(outputs[1])) if outputs else None,
+        layer_input=PackedLayerInput(
+            gate=plan.matrix([tensor(layer_inputs_layout.GATE)]),
+            output=plan.matrix([tensor(layer_inputs_layout.OUTPUT)]),
+            output_norm=plan.vector(tensor(layer_inputs_layout.OUTPUT_NORM)),
+        )
+        if spec.layer_input_size
+        else None,
+        scale=math.prod(
+            float(source.tensor(name).to_float32()[0]) for name in layout.layer_scale(spec, layer)
+        ),
+    )
+
+
+def plan_layer_inputs(
+    plan: PackingPlan, spec: ModelSpec, source: TensorSource
+) -> PackedLayerInputs | None:
+    """Plan what the inputs of layers are made of; None: they have none."""
+    if not spec.layer_input_size:
+        return None
+    return PackedLayerInputs(
+        embedding=plan.matrix([source.tensor(layer_inputs_layout.EMBEDDING)]),
+        projection=plan.matrix([source.tensor(layer_inputs_layout.PROJECTION)]),
+        norm=plan.vector(source.tensor(layer_inputs_layout.PROJECTION_NORM)),
     )
 
 
@@ -126,11 +153,16 @@ def _plan_attention(
     norms = [source.tensor(name) for name in layout.head_norms(spec, layer)]
     o_bias = [source.tensor(name) for name in layout.output_bias(spec, layer)]
     sinks = [source.tensor(name) for name in layout.sinks(spec, layer)]
+    roles = [layout.QUERY]
+    if spec.kv_source_of(layer) == layer:
+        roles += [layout.KEY, layout.VALUE]
     return PackedAttention(
-        qkv=plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)]),
+        qkv=plan.fused([tensor(role) for role in roles]),
         o=plan.matrix([tensor(layout.OUTPUT)]),
         qkv_bias=plan.vector(*map(source.tensor, biases)) if biases else None,
-        head_norms=(plan.vector(norms[0]), plan.vector(norms[1])) if norms else None,
+        head_norms=(plan.vector(norms[0]), plan.vector(norms[1]) if norms[1:] else None)
+        if norms
+        else None,
         o_bias=plan.vector(*o_bias) if o_bias else None,
         sinks=plan.vector(*sinks, factor=math.log2(math.e)) if sinks else None,
         gate=plan.matrix([tensor(delta_net_layout.QUERY_GATE)]) if spec.gates_attention else None,
@@ -234,7 +266,30 @@ def _plan_experts(
     if mixture.corrects_choice:
         correction = plan.vector(tensor(expert_layout.CORRECTION, layout.BIAS))
     return PackedExperts(
-        router, first, stride_bytes, of_all, correction, _plan_shared(plan, spec, mixture, tensor)
+        router,
+        first,
+        stride_bytes,
+        of_all,
+        correction,
+        _plan_shared(plan, spec, mixture, tensor),
+        _plan_own_norms(plan, spec, mixture, tensor),
+    )
+
+
+def _plan_own_norms(
+    plan: PackingPlan, spec: ModelSpec, mixture: Mixture, tensor: Callable[..., RawTensor]
+) -> PackedOwnNorms | None:
+    """Plan the norms of a mixture's parts. `tensor`: by its role and part."""
+    if not mixture.has_own_norms:
+        return None
+    scale = expert_layout.SCALE
+    return PackedOwnNorms(
+        # What it reads is divided by √hidden, too.
+        router=plan.vector(tensor(expert_layout.ROUTER, scale), factor=spec.hidden_size**-0.5),
+        experts=plan.vector(tensor(expert_layout.EXPERTS_NORM)),
+        shared_output=plan.vector(tensor(expert_layout.SHARED_OUTPUT_NORM)),
+        experts_output=plan.vector(tensor(expert_layout.EXPERTS_OUTPUT_NORM)),
+        expert_scales=plan.vector(tensor(f"{expert_layout.EXPERTS}.{expert_layout.DOWN}", scale)),
     )
 
 

@@ -13,11 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from compute_plane.executor.interface import Int32Array
 from compute_plane.executor.token_layout import Int64Array, TokenLayout
+
+PIECE_TOKENS: Final = 512
+"""Tokens that go through a layer together: their activations stay in the second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)

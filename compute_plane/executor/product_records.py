@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from compute_plane.executor.row_buffers import (
     RowBuffers,
     gated_product_of,
@@ -40,6 +42,13 @@ if TYPE_CHECKING:
     from compute_plane.model.architectures import Activation
 
 FLOAT_BYTES: Final = 4
+
+
+def float_bits(value: float) -> int:
+    """Return the bits of a float32."""
+    return int(np.float32(value).view(np.uint32))
+
+
 MLP_ROWS: Final[Mapping[Activation, Operation]] = {
     "silu": gated_rows,
     "gelu": gelu_rows,
@@ -56,12 +65,14 @@ class HiddenRows:
     """What products add to: `address` of float32 [tokens of the step, hidden].
 
     `norm`: address of the weights of the norm that comes before the addition, None for none;
-    `epsilon`: its bits. `bias`: address of float32 [hidden] that is added as well, without a norm.
+    `epsilon`: its bits; `scale`: what the sum is multiplied by then. `bias`: address of float32
+    [hidden] that is added as well, without a norm.
     """
 
     address: int
     norm: int | None = None
     epsilon: int = 0
+    scale: float = 1.0
     bias: int | None = None
 
 
@@ -137,13 +148,19 @@ class ProductRecords:
         return [*gated, *self._added(down, hidden, read)]
 
     def gated_into(
-        self, gate_up: Sequence[PackedMatrix], down: PackedMatrix, sums: int, out: int
+        self,
+        gate_up: Sequence[PackedMatrix],
+        down: PackedMatrix,
+        sums: int,
+        out: int,
+        *,
+        activation: Activation = "silu",
     ) -> list[int]:
-        """Multiply with gate and up, gate by SiLU, multiply with down into `out`.
+        """Multiply with gate and up, gate, multiply with down into `out`.
 
         `out`: address of float32 [tokens, outputs of down].
         """
-        gated, read = self._gated_rows(gate_up, down, sums, "silu")
+        gated, read = self._gated_rows(gate_up, down, sums, activation)
         return [*gated, *self.product(down, out, down.n, read)]
 
     def _gated_rows(
@@ -196,6 +213,9 @@ class ProductRecords:
                 NormedSum.HIDDEN: hidden.address,
                 NormedSum.WEIGHT: hidden.norm,
                 NormedSum.EPSILON: hidden.epsilon,
+                NormedSum.SCALE: float_bits(hidden.scale),
+                NormedSum.PARTS: 1,
+                NormedSum.SOURCE_FIRST_WORD: StepWord.ZERO,
             }
             return [
                 *self.product(matrix, self._rows.outputs, matrix.n, operands),

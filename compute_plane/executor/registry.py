@@ -36,6 +36,9 @@ COMPUTES_WINDOWS: Final = frozenset({"cpu", "cuda"})
 KEEPS_STATES: Final = frozenset({"cpu", "cuda"})
 """Executors in which a layer may have a state in place of keys and values."""
 
+KNOWS_KINDS_OF_HEADS: Final = frozenset({"cpu", "simulated"})
+"""Executors in which layers may have heads of several sizes, and read another layer's keys."""
+
 log = structlog.get_logger()
 
 
@@ -122,6 +125,12 @@ def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
         raise ConfigError(
             f"executor: {name} does not run {context.spec.architecture} models, whose layers keep "
             f"states of sequences; {', '.join(sorted(KEEPS_STATES))} does",
+            field="executor",
+        )
+    if context.spec.global_heads is not None and name not in KNOWS_KINDS_OF_HEADS:
+        raise ConfigError(
+            f"executor: {name} does not run {context.spec.architecture} models, whose layers have "
+            "heads of several sizes; cpu does (--device cpu)",
             field="executor",
         )
     if context.spec.recurrence is not None and context.swap_bytes:

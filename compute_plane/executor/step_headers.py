@@ -21,13 +21,16 @@ MOST_TOKEN_CHUNKS: Final = 16
 SCRATCH_ALIGNMENT: Final = 4096
 """Scratch memory of different workers lies on different pages."""
 
+NONE_TAKEN: Final = np.zeros(0, dtype=np.int64)
+
 
 class PieceArrays(NamedTuple):
     """A piece of a step's tokens: T tokens of S rows, C-contiguous.
 
     `token_ids`, `positions`: [T]. `kv_places`: [T], block · block_size + offset. `block_tables`:
     [S, M], all rows of the step. `items`, `merges`: `kernels.cpu.attention_items`. `state_rows`:
-    `compute_plane.executor.state_rows`, of models with states.
+    `compute_plane.executor.state_rows`, of models with states. `taken`: [T], of tokens that go on
+    alone, which of the step they are (`compute_plane.executor.late_tokens`).
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -37,6 +40,7 @@ class PieceArrays(NamedTuple):
     items: npt.NDArray[np.int32]
     merges: npt.NDArray[np.int32]
     state_rows: npt.NDArray[np.int32] = NO_ROWS
+    taken: npt.NDArray[np.int64] = NONE_TAKEN
 
 
 class StepHeaders:
@@ -75,7 +79,7 @@ class StepHeaders:
     ) -> None:
         """Describe a piece of the step's tokens in header `index`; the arrays must stay alive."""
         header = self._at(index)
-        token_ids, positions, kv_places, block_tables, items, merges, state_rows = piece
+        token_ids, positions, kv_places, block_tables, items, merges, state_rows, taken = piece
         num_tokens = len(token_ids)
         header[StepWord.NUM_TOKENS] = num_tokens
         header[StepWord.FIRST_TOKEN] = first_token
@@ -94,6 +98,7 @@ class StepHeaders:
         header[StepWord.STATE_ROWS] = state_rows.ctypes.data
         header[StepWord.NUM_STATE_ROWS] = len(state_rows)
         header[StepWord.STATE_CHUNKS] = min(len(state_rows) * self._state_parts, MAX_CHUNKS)
+        header[StepWord.TAKEN_TOKENS] = taken.ctypes.data
         expert_rows = num_tokens * self._experts_per_token
         header[StepWord.NUM_EXPERT_ROWS] = expert_rows
         header[StepWord.EXPERT_ROW_CHUNKS] = _row_chunks(expert_rows)

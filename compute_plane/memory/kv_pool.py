@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from compute_plane.memory.block_digest import block_digest
 from compute_plane.memory.huge_pages import UInt8Array, huge_page_array
-from kernels.cpu.kv_layout import KvLayout
+from kernels.cpu.kv_layout import KvLayout, PoolLayout
+
+if TYPE_CHECKING:
+    from compute_plane.model.spec import ModelSpec
 
 PURPOSE: Final = "the KV pool"
 HOST_PURPOSE: Final = "the host pool of swapped KV blocks"
+
+
+def pool_layout(spec: ModelSpec, dtype: str, block_size: int, first_layer: int = 0) -> PoolLayout:
+    """Return the layout of a pool for a model's layers from `first_layer` on.
+
+    A part for each kind of heads, with the layers that have keys and values of their own, in their
+    order. Raises ConfigError, naming the field, for what cannot be laid out.
+    """
+    layers = spec.layers_with_keys(first_layer)
+    parts = [
+        KvLayout(
+            dtype,
+            sum(spec.heads_of(layer) == heads for layer in layers),
+            heads.num_kv_heads,
+            block_size,
+            heads.head_dim,
+            None if spec.latents is None else spec.value_dim,
+        )
+        for heads in spec.kinds_of_heads
+    ]
+    return PoolLayout(tuple(parts))
 
 
 class KvPool:
@@ -24,7 +48,7 @@ class KvPool:
     the host pool is kept apart all the same, as it is beside a device.
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def __init__(self, layout: PoolLayout, num_blocks: int, num_host_blocks: int = 0) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         memory = huge_page_array(num_blocks * layout.block_bytes, purpose=PURPOSE)

@@ -32,8 +32,9 @@ class Architecture:
     `says_scaled_length`: files say how many positions there are after RoPE scaling.
     `predicts_ahead`: files may have layers behind the last one that predict tokens further on,
     which are left out. `gates_attention`: what attention gives is multiplied by the sigmoid of a
-    product of its own (in files its rows are behind each query head's). `is_in_gguf`: whether GGUF
-    files know the name.
+    product of its own (in files its rows are behind each query head's). `norms_values`: value heads
+    are normalised, without weights. `scales_layers`: what a layer gives is multiplied by a number
+    of its own. `is_in_gguf`: whether GGUF files know the name.
     """
 
     title: str
@@ -56,6 +57,8 @@ class Architecture:
     says_scaled_length: bool = False
     predicts_ahead: bool = False
     gates_attention: bool = False
+    norms_values: bool = False
+    scales_layers: bool = False
     is_in_gguf: bool = True
 
 
@@ -100,6 +103,17 @@ ARCHITECTURES: Final = {
         norms_begin_at_one=True,
         exceeds_float16=True,
         says_scaled_length=True,
+    ),
+    "gemma4": Architecture(
+        "Gemma 4",
+        has_head_norms=True,
+        has_output_norms=True,
+        activation="gelu",
+        exceeds_float16=True,
+        says_scaled_length=True,
+        norms_values=True,
+        scales_layers=True,
+        experts="may",
     ),
     "granitehybrid": Architecture(
         "Granite 4", turns_neighbours="in GGUF", has_multipliers=True, experts="may"

@@ -40,6 +40,18 @@ their own: E experts, M of them; I: `ModelSpec.intermediate_size`.
     K-EXAONE   mlp.e_score_correction_bias            [E]
     MiniMax-M2 as Mixtral, and block_sparse_moe.e_score_correction_bias [E]
     ERNIE 4.5  mlp.moe_statics.e_score_correction_bias [1, E]
+    Gemma 4    mlp.gate_proj.weight                   [S, hidden]       likewise up_proj, down_proj
+               router.proj.weight                     [E, hidden]
+               experts.gate_up_proj                   [E, 2·I, hidden]  gate_proj, then up_proj
+               experts.down_proj                      [E, hidden, I]
+
+  Gemma 4 has besides (in its GGUF files the shared experts as ffn_gate, ffn_up, ffn_down, and gate and up of experts in one):
+    canonical                                 in directories                in GGUF files               shape
+    model.layers.N.mlp.gate.scale             router.scale                  blk.N.ffn_gate_inp.scale    [hidden]
+    model.layers.N.mlp.experts.down_proj.scale router.per_expert_scale      blk.N.ffn_down_exps.scale   [E]
+    model.layers.N.mlp.experts_norm.weight    pre_feedforward_layernorm_2   blk.N.pre_ffw_norm_2.weight [hidden]
+    model.layers.N.mlp.shared_output_norm…    post_feedforward_layernorm_1  blk.N.post_ffw_norm_1.weight
+    model.layers.N.mlp.experts_output_norm…   post_feedforward_layernorm_2  blk.N.post_ffw_norm_2.weight
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -59,6 +71,11 @@ DOWN: Final = "down_proj"
 CORRECTION: Final = "mlp.gate_correction"
 SHARED: Final = "mlp.shared_experts"
 SHARED_GATE: Final = "mlp.shared_expert_gate"
+SCALE: Final = "scale"
+"""The part of a router's vector that its norm has for weights, and of all experts' factors."""
+EXPERTS_NORM: Final = "mlp.experts_norm"
+SHARED_OUTPUT_NORM: Final = "mlp.shared_output_norm"
+EXPERTS_OUTPUT_NORM: Final = "mlp.experts_output_norm"
 
 GGUF_NAMES: Final = {
     ROUTER: "ffn_gate_inp",
@@ -70,6 +87,10 @@ GGUF_NAMES: Final = {
     f"{EXPERTS}.{GATE}": "ffn_gate_exps",
     f"{EXPERTS}.{UP}": "ffn_up_exps",
     f"{EXPERTS}.{DOWN}": "ffn_down_exps",
+    f"{EXPERTS}.gate_{UP}": "ffn_gate_up_exps",
+    EXPERTS_NORM: "pre_ffw_norm_2",
+    SHARED_OUTPUT_NORM: "post_ffw_norm_1",
+    EXPERTS_OUTPUT_NORM: "post_ffw_norm_2",
 }
 """Of a GGUF file's tensors, the experts' of one kind in one."""
 
@@ -85,6 +106,24 @@ _OWN_EXPERTS: Final = {
     "minimax-m2": (_BLOCK, _CORRECTION),
 }
 """By architecture, what holds experts with w1, w2 and w3, and what it calls their correction."""
+GEMMA4: Final = "gemma4"
+GGUF_NAMES_OF_GEMMA4: Final = {
+    f"{SHARED}.{GATE}": "ffn_gate",
+    f"{SHARED}.{UP}": "ffn_up",
+    f"{SHARED}.{DOWN}": "ffn_down",
+}
+NAMES_OF_GEMMA4: Final = {
+    f"{ROUTER}.weight": "router.proj.weight",
+    f"{ROUTER}.{SCALE}": "router.scale",
+    f"{EXPERTS}.{DOWN}.{SCALE}": "router.per_expert_scale",
+    f"{SHARED}.{GATE}.weight": "mlp.gate_proj.weight",
+    f"{SHARED}.{UP}.weight": "mlp.up_proj.weight",
+    f"{SHARED}.{DOWN}.weight": "mlp.down_proj.weight",
+    f"{EXPERTS_NORM}.weight": "pre_feedforward_layernorm_2.weight",
+    f"{SHARED_OUTPUT_NORM}.weight": "post_feedforward_layernorm_1.weight",
+    f"{EXPERTS_OUTPUT_NORM}.weight": "post_feedforward_layernorm_2.weight",
+}
+"""What its directories call tensors of a mixture."""
 _OF_GRANITE: Final = ("granitemoe", "granitehybrid")
 _SHARED_OF_GRANITE: Final = "shared_mlp"
 _STATICS_OF_ERNIE: Final = "mlp.moe_statics"
@@ -143,6 +182,18 @@ def bias_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ...]]
     return shapes
 
 
+def own_norm_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of norms and factors that a mixture may have, by name in a layer."""
+    if not mixture.has_own_norms:
+        return {}
+    norms = EXPERTS_NORM, SHARED_OUTPUT_NORM, EXPERTS_OUTPUT_NORM
+    vectors = f"{ROUTER}.{SCALE}", *(f"{norm}.weight" for norm in norms)
+    return {
+        **dict.fromkeys(vectors, (spec.hidden_size,)),
+        f"{EXPERTS}.{DOWN}.{SCALE}": (mixture.num_experts,),
+    }
+
+
 def _part_shapes(spec: ModelSpec, inner: int) -> dict[str, tuple[int, int]]:
     hidden = spec.hidden_size
     shapes = {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
@@ -158,6 +209,9 @@ def stored_mixture(
         if mixture.gates_shared:
             gate = f"{SHARED_GATE}.weight"
             yield gate, RowsOfRole(gate, 0, 1, (spec.hidden_size,))
+    elif spec.architecture == GEMMA4:
+        stored = f"experts.gate_{UP}", f"experts.{DOWN}"
+        yield from _fused_and_stacked(spec, mixture, *stored)
     elif spec.architecture in _SHARE_ONE:
         for role, shape in shared_shapes(spec, mixture).items():
             yield f"{role}.weight", _whole(role.replace(SHARED, _SHARED_OF_QWEN2), shape)
@@ -173,7 +227,8 @@ def stored_mixture(
     elif spec.architecture in _OF_GRANITE:
         shape = mixture.num_experts, spec.hidden_size
         yield f"{ROUTER}.weight", _whole(f"{_BLOCK}.router.layer", shape)
-        yield from _fused_and_stacked(spec, mixture)
+        stored = f"{_BLOCK}.input_linear.weight", f"{_BLOCK}.output_linear.weight"
+        yield from _fused_and_stacked(spec, mixture, *stored)
         if mixture.shared_size:
             yield from _fused_and_shared(spec, mixture)
 
@@ -197,6 +252,10 @@ def _whole(module: str, shape: tuple[int, ...]) -> RowsOfRole:
 
 
 def _stacked(spec: ModelSpec, mixture: Mixture) -> Iterator[tuple[str, RowsOfRole]]:
+    if mixture.is_fused_in_gguf:
+        fused = f"{EXPERTS}.gate_{UP}.weight", f"{EXPERTS}.{DOWN}.weight"
+        yield from _fused_and_stacked(spec, mixture, *fused)
+        return
     for part, (rows, columns) in _part_shapes(spec, spec.intermediate_size).items():
         stored, shape = f"{EXPERTS}.{part}", (mixture.num_experts, rows, columns)
         for expert in range(mixture.num_experts):
@@ -206,10 +265,11 @@ def _stacked(spec: ModelSpec, mixture: Mixture) -> Iterator[tuple[str, RowsOfRol
                 yield f"{role}.bias", RowsOfRole(f"{stored}.bias", expert, 1, shape[:2])
 
 
-def _fused_and_stacked(spec: ModelSpec, mixture: Mixture) -> Iterator[tuple[str, RowsOfRole]]:
+def _fused_and_stacked(
+    spec: ModelSpec, mixture: Mixture, stored: str, outputs: str
+) -> Iterator[tuple[str, RowsOfRole]]:
     count, inner, hidden = mixture.num_experts, spec.intermediate_size, spec.hidden_size
-    stored, shape = f"{_BLOCK}.input_linear.weight", (count, 2 * inner, hidden)
-    outputs = f"{_BLOCK}.output_linear.weight"
+    shape = count, 2 * inner, hidden
     for expert in range(count):
         for place, part in enumerate((GATE, UP)):
             first = (2 * expert + place) * inner

@@ -8,11 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from compute_plane.model import layout
+from compute_plane.model import layout, stored_names
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
 from compute_plane.model.gguf_gemma import LOCAL_BASE, with_gemma
+from compute_plane.model.gguf_gemma4 import (
+    GEMMA4,
+    LOGITS_CAP,
+    local_theta,
+    sizes_of_gemma4,
+    with_keys_of_gemma4,
+)
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_kv_heads import gguf_num_kv_heads
 from compute_plane.model.gguf_latents import DEEPSEEK2, KEY_LENGTH, gguf_latents
@@ -54,7 +61,7 @@ UNSUPPORTED_KEYS = (
     KEY_LENGTH,
     "attention.temperature_length",
     "attn_logit_softcapping",
-    "final_logit_softcapping",
+    LOGITS_CAP,
 )
 EMBEDDING_SCALE = "embedding_scale"
 RESIDUAL_SCALE = "residual_scale"
@@ -92,7 +99,7 @@ def read_gguf_spec(
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
             "Qwen3, Qwen3-VL, Qwen3-Next, Qwen3.5, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, "
             "Seed-OSS, EXAONE 4, K-EXAONE, OLMo 2, OLMoE, MiniMax-M2, SmolLM3, Granite, Gemma 3, "
-            "LFM2, DeepSeek, Nemotron-H, gpt-oss)",
+            "Gemma 4, LFM2, DeepSeek, Nemotron-H, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -103,11 +110,18 @@ def read_gguf_spec(
     num_layers = keys.require_integer(prefix + "block_count") - layers_ahead
     scaling = read_rope_scaling(file, keys, prefix, context_length)
     latents = gguf_latents(file.path, keys, prefix, scaling)
-    head_dim = (
-        _head_dim(file, keys, prefix, hidden_size, num_heads)
-        if latents is None
-        else latents.row_size
+    window, layers = read_windows(
+        file.path, keys, prefix, min(num_layers, MAX_LAYERS), context_length
     )
+    sizes = None
+    if architecture == GEMMA4:
+        of_heads = num_heads, min(num_layers, MAX_LAYERS), layers
+        sizes = sizes_of_gemma4(file.path, keys, prefix, *of_heads)
+        head_dim = sizes.local.head_dim
+    elif latents is None:
+        head_dim = _head_dim(file, keys, prefix, hidden_size, num_heads)
+    else:
+        head_dim = latents.row_size
     mixture = gguf_mixture(file, keys, prefix)
     stored_name = keys.text("general.name")
     spec = ModelSpec(
@@ -118,6 +132,8 @@ def read_gguf_spec(
         num_heads=num_heads,
         num_kv_heads=1
         if latents is not None
+        else sizes.local.num_kv_heads
+        if sizes is not None
         else gguf_num_kv_heads(
             file.path,
             keys,
@@ -132,17 +148,23 @@ def read_gguf_spec(
             file.path, keys, prefix, num_layers + layers_ahead
         )
         if architecture in NEMOTRON
-        else gguf_intermediate_size(keys, prefix, mixture),
+        else gguf_intermediate_size(keys, prefix, mixture)
+        if sizes is None or mixture is not None
+        else sizes.mlp,
         context_length=exact_length(architecture, context_length, scaling),
-        rope_theta=10000.0 if rope_theta is None else rope_theta,
-        rope_scaling=scaling,
+        rope_theta=(10000.0 if rope_theta is None else rope_theta)
+        if sizes is None
+        else local_theta(keys, prefix),
+        rope_scaling=scaling if sizes is None else None,
         rms_norm_eps=norm_epsilon(keys, prefix)
         if architecture in NEMOTRON
         else keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
-        tie_embeddings=layout.gguf_name(layout.LM_HEAD) not in file.tensors,
+        tie_embeddings=stored_names.gguf_name(layout.LM_HEAD) not in file.tensors,
         num_parameters=0,
         weight_format="",
         rotary_dim=_rotary_dim(file, keys, prefix, head_dim)
+        if latents is None and sizes is None
+        else None
         if latents is None
         else latents.turning,
         layers_without_rope=_layers_without_rope(
@@ -151,9 +173,9 @@ def read_gguf_spec(
         mixture=mixture,
         pooling=gguf_pooling(file.path, keys, prefix),
         lacks_qkv_bias=ARCHITECTURES[architecture].may_lack_qkv_bias
-        and layout.gguf_name(FIRST_BIAS) not in file.tensors,
+        and stored_names.gguf_name(FIRST_BIAS) not in file.tensors,
         lacks_head_norms=ARCHITECTURES[architecture].may_lack_head_norms
-        and layout.gguf_name(FIRST_HEAD_NORM) not in file.tensors,
+        and stored_names.gguf_name(FIRST_HEAD_NORM) not in file.tensors,
         layers_ahead=layers_ahead,
         recurrence=gguf_recurrence(file.path, keys, prefix, num_layers, layers_ahead),
         latents=latents,
@@ -161,9 +183,6 @@ def read_gguf_spec(
     if architecture in NEMOTRON:
         spec = with_single_layers(file, keys, prefix, spec)
     spec = with_long_contexts(spec, file.path, are_wanted=long_context)
-    window, layers = read_windows(
-        file.path, keys, prefix, min(num_layers, MAX_LAYERS), context_length
-    )
     spec = with_windows(file.path, spec, window, layers, prefix + SLIDING_WINDOW)
     if ARCHITECTURES[architecture].turns_in_windows:
         spec = turning_in_windows(spec, window, layers)
@@ -173,16 +192,18 @@ def read_gguf_spec(
         spec = turning_unscaled(spec, theta, frozenset(layers))
     if architecture == GEMMA3:
         spec = with_gemma(file.path, keys, prefix, spec, frozenset(layers))
+    if sizes is not None:
+        spec = with_keys_of_gemma4(file, keys, spec, sizes, scaling, layers)
     if ARCHITECTURES[architecture].has_multipliers:
         spec = with_multipliers(file.path, spec, _multipliers(keys, prefix))
     _refuse_variants(file, keys, prefix)
     stored = {
-        tensor_name: (entry.format, layout.gguf_shape(tensor_name, entry.shape))
+        tensor_name: (entry.format, stored_names.gguf_shape(tensor_name, entry.shape))
         for tensor_name, entry in file.tensors.items()
-        if tensor_name not in layout.GGUF_OF_ROPE
-        and not layout.is_left_out(spec, tensor_name, in_gguf=True)
+        if tensor_name not in stored_names.GGUF_OF_ROPE
+        and not stored_names.is_left_out(spec, tensor_name, in_gguf=True)
     }
-    name_of = partial(layout.gguf_name, architecture=architecture)
+    name_of = partial(stored_names.gguf_name, architecture=architecture)
     return check_layout(file.path, spec, stored, name_of, in_gguf=True)
 
 
@@ -211,11 +232,11 @@ class GgufSource:
     def tensor(self, name: str) -> RawTensor:
         """Return one tensor; its bytes are a view of the mapped file."""
         part = self._parts.get(name)
-        stored_name = layout.gguf_name(
+        stored_name = stored_names.gguf_name(
             name if part is None else part.stored, self._spec.architecture
         )
         entry = self._file.tensors[stored_name]
-        shape = layout.gguf_shape(stored_name, entry.shape)
+        shape = stored_names.gguf_shape(stored_name, entry.shape)
         tensor = RawTensor(
             name=name,
             stored_name=stored_name,
@@ -244,9 +265,11 @@ def _rows(
 
 def _vocab_size(file: GgufFile, keys: GgufMetadata, prefix: str) -> int:
     """Return the embedding's row count, which the declared size must not contradict."""
-    embedding = file.tensors.get(layout.gguf_name(layout.EMBEDDING))
+    embedding = file.tensors.get(stored_names.gguf_name(layout.EMBEDDING))
     if embedding is None:
-        raise ModelFileError(file.path, f"missing tensors: {layout.gguf_name(layout.EMBEDDING)}")
+        raise ModelFileError(
+            file.path, f"missing tensors: {stored_names.gguf_name(layout.EMBEDDING)}"
+        )
     rows = embedding.shape[0]
     declared = keys.integer(prefix + "vocab_size")
     if declared is not None and declared != rows:
@@ -346,6 +369,8 @@ def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:
     unsupported = [*UNSUPPORTED_KEYS, *(() if has_multipliers else MULTIPLIERS)]
     if architecture == DEEPSEEK2:
         unsupported.remove(KEY_LENGTH)
+    if architecture == GEMMA4:
+        unsupported.remove(LOGITS_CAP)
     for key in (*(prefix + key for key in unsupported), "adapter.type"):
         if keys.has(key):
             raise UnsupportedModelError(file.path, f"{key} is not supported")

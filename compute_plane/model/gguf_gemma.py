@@ -9,7 +9,8 @@ from typing import Final
 
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.multipliers import Multipliers, with_multipliers
-from compute_plane.model.spec import ModelSpec, faults_of
+from compute_plane.model.spec import ModelSpec
+from compute_plane.model.spec_faults import faults_of
 
 LOCAL_BASE: Final = "rope.freq_base_swa"
 LOCAL_THETA: Final = 10000.0

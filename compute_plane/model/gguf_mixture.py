@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
-from compute_plane.model import expert_layout, layout
+from compute_plane.model import expert_layout, layout, stored_names
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
@@ -92,12 +92,17 @@ def gguf_mixture(file: GgufFile, keys: GgufMetadata, prefix: str) -> Mixture | N
     if sharing is None and scale != 1.0:
         raise UnsupportedModelError(path, f"{prefix}expert_weights_scale is not supported")
     said = keys.boolean(prefix + "expert_weights_norm")
+    is_of_gemma4 = architecture == expert_layout.GEMMA4
+    gate_up = f"{expert_layout.EXPERTS}.gate_{expert_layout.UP}"
     mixture = Mixture(
         keys.require_integer(prefix + "expert_count"),
         keys.require_integer(prefix + "expert_used_count"),
         normalises_weights=said is not False,
         scores=scores,
         weight_scale=scale,
+        shared_size=keys.require_integer(prefix + "feed_forward_length") if is_of_gemma4 else 0,
+        has_own_norms=is_of_gemma4,
+        is_fused_in_gguf=is_of_gemma4 and _entry(file, keys, prefix, gate_up) is not None,
     )
     if sharing is not None:
         mixture = _shared_in_gguf(file, keys, prefix, mixture, sharing)
@@ -117,7 +122,7 @@ def _entry(
 ) -> TensorEntry | None:
     """Return a tensor of the first layer with experts, if it is there."""
     layer = keys.integer(prefix + "leading_dense_block_count") or 0
-    return file.tensors.get(layout.gguf_name(layout.layer_tensor(layer, role, part)))
+    return file.tensors.get(stored_names.gguf_name(layout.layer_tensor(layer, role, part)))
 
 
 def _shared_in_gguf(

@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Final
 
-from compute_plane.model import expert_layout, layout
+from compute_plane.model import expert_layout, layout, stored_names
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.gguf_header import GgufFile
 from compute_plane.model.gguf_metadata import GgufMetadata
@@ -86,7 +86,7 @@ def _mixture(
     if mixture is None or not layers:
         return None
     role = f"{expert_layout.SHARED}.{expert_layout.UP}"
-    shared = file.tensors.get(layout.gguf_name(layout.layer_tensor(min(layers), role)))
+    shared = file.tensors.get(stored_names.gguf_name(layout.layer_tensor(min(layers), role)))
     return dataclasses.replace(
         mixture,
         normalises_weights=keys.boolean(prefix + "expert_weights_norm") is not False,

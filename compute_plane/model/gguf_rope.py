@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from compute_plane.model import layout
+from compute_plane.model import stored_names
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.gguf_header import GgufFile
 from compute_plane.model.gguf_metadata import GgufMetadata
@@ -63,12 +63,12 @@ def read_rope_scaling(
     if long_rope is not None:
         return long_rope
     scaling = _of_keys(file, keys, prefix, context_length)
-    divisors = _divisors(file, layout.GGUF_ROPE_DIVISORS)
+    divisors = _divisors(file, stored_names.GGUF_ROPE_DIVISORS)
     if scaling is not None and divisors is not None:
         raise UnsupportedModelError(
             file.path,
-            f"RoPE scaling by {prefix}rope.scaling.type and by tensor {layout.GGUF_ROPE_DIVISORS} "
-            f"together is not supported",
+            f"RoPE scaling by {prefix}rope.scaling.type and by tensor "
+            f"{stored_names.GGUF_ROPE_DIVISORS} together is not supported",
         )
     return scaling or (None if divisors is None else FrequencyDivisors(divisors))
 
@@ -77,12 +77,12 @@ def _long_rope(
     file: GgufFile, keys: GgufMetadata, prefix: str, context_length: int
 ) -> LongRopeScaling | None:
     """Return LongRoPE's scaling, which its tensors say rather than its type."""
-    names = layout.GGUF_SHORT_DIVISORS, layout.GGUF_LONG_DIVISORS
+    names = stored_names.GGUF_SHORT_DIVISORS, stored_names.GGUF_LONG_DIVISORS
     scaling = prefix + "rope.scaling."
     kind = keys.text(scaling + "type")
     if kind != LONG_ROPE and not any(name in file.tensors for name in names):
         return None
-    if kind not in (None, "none", LONG_ROPE) or layout.GGUF_ROPE_DIVISORS in file.tensors:
+    if kind not in (None, "none", LONG_ROPE) or stored_names.GGUF_ROPE_DIVISORS in file.tensors:
         raise UnsupportedModelError(
             file.path, f"RoPE scaling by tensor {names[0]} and another one together"
         )

@@ -8,6 +8,7 @@ from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
 from compute_plane.model.hf_gemma import with_gemma
+from compute_plane.model.hf_gemma4 import with_config_of_gemma4
 from compute_plane.model.hf_granite4 import SHARED_SIZE, has_experts
 from compute_plane.model.hf_granite_swa import with_own_bases
 from compute_plane.model.hf_latents import config_latents
@@ -16,6 +17,7 @@ from compute_plane.model.hf_minimax import minimax_rotary_share, refuse_other_mi
 from compute_plane.model.hf_model_types import (
     DEEPSEEK3,
     GEMMA3,
+    GEMMA4,
     GLM4_MOE,
     GLM4_MOE_LITE,
     GPT_OSS,
@@ -47,7 +49,7 @@ from compute_plane.model.hf_rope import (
     with_defaults,
 )
 from compute_plane.model.hf_text_part import WHOLE_MODELS
-from compute_plane.model.hf_windows import FULL_ATTENTION, read_windows
+from compute_plane.model.hf_windows import FULL_ATTENTION, SLIDING_ATTENTION, read_windows
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.mixture import EXPERT_WIDTH, OWN_WIDTHS, config_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
@@ -92,6 +94,8 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
     num_layers = config.integer("num_hidden_layers") if layers is None else len(layers.letters)
     has_types = model_type in (GEMMA3, OLMO3)
     turning = of_layer_type(config, FULL_ATTENTION) if has_types else config
+    if model_type == GEMMA4:
+        turning = of_layer_type(config, SLIDING_ATTENTION)
     if model_type in POSITIONS:
         turning = with_defaults(config, POSITIONS[model_type])
     scaling = rope_scaling(
@@ -158,6 +162,8 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         spec = with_own_windows(config, spec, frozenset(with_window))
     if model_type == GEMMA3:
         spec = with_gemma(config, spec, frozenset(with_window))
+    if model_type == GEMMA4:
+        spec = with_config_of_gemma4(config, spec, with_window)
     if ARCHITECTURES[kind.architecture].has_multipliers:
         spec = with_multipliers(config.path, spec, _multipliers(config))
     return spec
@@ -177,6 +183,8 @@ def _intermediate_size(config: JsonObject, model_type: str) -> int:
         return config.integer("shared_intermediate_size", SHARED_SIZE)
     if model_type == NEMOTRON_H:
         return nemotron_intermediate_size(config)
+    if model_type == GEMMA4 and config.boolean("enable_moe_block"):
+        return config.integer(EXPERT_WIDTH)
     if model_type == LFM2:
         return lfm2_intermediate_size(config)
     if model_type in OWN_WIDTHS:

@@ -14,7 +14,8 @@ from compute_plane.model.hf_windows import SLIDING_ATTENTION
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.quantize import round_to_bf16
-from compute_plane.model.spec import ModelSpec, faults_of
+from compute_plane.model.spec import ModelSpec
+from compute_plane.model.spec_faults import faults_of
 
 LOCAL_THETA: Final = 10000.0
 QUERY_SCALAR: Final = 256
@@ -50,7 +51,9 @@ def with_gemma(config: JsonObject, spec: ModelSpec, local_layers: frozenset[int]
         raise UnsupportedModelError(
             config.path, "RoPE scaling of layers with windows is not supported"
         )
-    multipliers = Multipliers(embedding=embedding_scale(config, spec), attention=scalar**-0.5)
+    multipliers = Multipliers(
+        embedding=embedding_scale(config, spec.hidden_size), attention=scalar**-0.5
+    )
     return dataclasses.replace(
         with_multipliers(config.path, spec, multipliers),
         local_rope_theta=rope_theta(local, LOCAL_THETA),
@@ -58,9 +61,9 @@ def with_gemma(config: JsonObject, spec: ModelSpec, local_layers: frozenset[int]
     )
 
 
-def embedding_scale(config: JsonObject, spec: ModelSpec) -> float:
+def embedding_scale(config: JsonObject, hidden_size: int) -> float:
     """Return √hidden in the type that the configuration says a model is in; none: float32."""
-    scale = np.float32(math.sqrt(spec.hidden_size))
+    scale = np.float32(math.sqrt(hidden_size))
     dtype = config.text("dtype") or config.text("torch_dtype")
     if dtype == "float16":
         return float(np.float16(scale))

@@ -36,6 +36,7 @@ GRANITE4 = "granitemoehybrid"
 GRANITE_MOE = "granitemoe"
 GRANITE_SWA = "granite_swa"
 GEMMA3 = "gemma3_text"
+GEMMA4 = "gemma4_text"
 GPT_OSS = "gpt_oss"
 LFM2 = "lfm2"
 LFM2_MOE = "lfm2_moe"
@@ -120,6 +121,14 @@ MODEL_TYPES: Final = {
         head_dim=256,
         ties=True,
         rope_theta=1e6,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+    ),
+    GEMMA4: ModelType(
+        "gemma4",
+        "Gemma4ForCausalLM",
+        num_kv_heads=4,
+        head_dim=256,
+        ties=True,
         activation=("hidden_activation", "gelu_pytorch_tanh"),
     ),
     GRANITE4: ModelType("granitehybrid", "GraniteMoeHybridForCausalLM"),

@@ -21,6 +21,7 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.group_config import KEYS
 from compute_plane.model.hf_model_types import (
     GEMMA3,
+    GEMMA4,
     MISTRAL,
     QWEN3_5,
     QWEN3_5_MOE,
@@ -54,6 +55,15 @@ def _of_qwen2(name: str, alias: str) -> WholeModel:
     return WholeModel(name, "qwen2", defaults, alias, ties=False, may_be_flat=True)
 
 
+LAYER_INPUTS: Final = "hidden_size_per_layer_input"
+_OF_GEMMA4: Final = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 131072,
+}
 WHOLE_MODELS: Final = {
     "gemma3": WholeModel(
         "Gemma3ForConditionalGeneration",
@@ -66,6 +76,13 @@ WHOLE_MODELS: Final = {
             "num_attention_heads": 8,
             "max_position_embeddings": 131072,
         },
+    ),
+    "gemma4": WholeModel("Gemma4ForConditionalGeneration", GEMMA4, _OF_GEMMA4),
+    "gemma4_unified": WholeModel(
+        "Gemma4UnifiedForConditionalGeneration",
+        GEMMA4,
+        _OF_GEMMA4 | {"max_position_embeddings": 262144, "sliding_window": 1024, LAYER_INPUTS: 0},
+        "gemma4_unified_text",
     ),
     "mistral3": WholeModel("Mistral3ForConditionalGeneration", MISTRAL, {}),
     "qwen2_vl": _of_qwen2("Qwen2VLForConditionalGeneration", "qwen2_vl_text"),
@@ -101,7 +118,14 @@ COUNTS_FIRST: Final = ("bos_token_id", "eos_token_id", "pad_token_id", *KEYS)
 TURNING: Final = ("rope_scaling", "rope_parameters")
 MROPE: Final = "mrope"
 PREFIXES: Final = {"language_model.": "", "model.language_model.": "model."}
-OTHER_PARTS: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
+OTHER_PARTS: Final = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "visual.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
+)
 
 
 def text_part(config: JsonObject) -> JsonObject | None:

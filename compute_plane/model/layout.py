@@ -1,4 +1,4 @@
-"""Which tensors a model has, what shape each has, and what GGUF calls them.
+"""Which tensors a model has, what shape each has, and what GGUF calls them (`stored_names`).
 
 The canonical names are those of Hugging Face checkpoints.
 
@@ -22,29 +22,28 @@ The canonical names are those of Hugging Face checkpoints.
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
   gpt-oss has besides, with biases of q, k, v and o (….bias), a score of each query head, and Granite with windows:
     model.layers.N.self_attn.sinks.weight            blk.N.attn_sinks.weight   [H], in directories self_attn.sinks
-  Its GGUF files, Seed-OSS's, GLM-4.5's and Qwen3.5's call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its
+  Its GGUF files, Seed-OSS's, GLM-4.5's and Qwen3.5's call the norm before the MLP post_attention_norm (`stored_names`), its
   directories have other names for all but plain matrices (`stacked_experts`).
   Gemma 3, GLM-4 and, in the place of the norms before attention and MLP, EXAONE 4 and OLMo 2 have:
     model.layers.N.self_attn.output_norm.weight      blk.N.post_attention_norm.weight   [hidden]
     model.layers.N.mlp.output_norm.weight            blk.N.post_ffw_norm.weight         [hidden]
-  In their directories these (of Gemma 3 the norm before the MLP, too) have names of their own (`DIRECTORY_NAMES`).
+  In their directories these (of Gemma the norm before the MLP, too) have names of their own (`stored_names`).
+  Gemma 4 has besides (in directories layer_scalar), D and G by layer (`ModelSpec.heads_of`), and `layer_inputs_layout`:
+    model.layers.N.layer_scalar.weight               blk.N.layer_output_scale.weight  [1]
   Files of Phi-3 have in place of q, k and v, and (GLM-4's, too) of gate and up, their rows in this order:
     model.layers.N.self_attn.qkv_proj.weight         blk.N.attn_qkv.weight     [(H + 2·G)·D, hidden]
     model.layers.N.mlp.gate_up_proj.weight           blk.N.ffn_up.weight       [2·intermediate, hidden]
   Directories of Granite 4 have in place of gate and up, and of down, without experts of the MLP, else of the shared one:
     model.layers.N.shared_mlp.input_linear.weight                              [2·intermediate, hidden]
     model.layers.N.shared_mlp.output_linear.weight                             [hidden, intermediate]
-  Of layers behind the last one, which predict ahead, nothing is used (`is_left_out`).
+  Of layers behind the last one, which predict ahead, nothing is used (`stored_names.is_left_out`).
   Mixtures of experts have a router and experts in place of the MLP (`expert_layout`). Qwen3.5, Qwen3-Next, LFM2 and Granite 4
   have something else in place of attention in most layers (`recurrence_layout`), Qwen's gates in the others (`delta_net_layout`).
   DeepSeek's layers have something else for q, k and v: `latent_layout`.
-  LFM2's directories have other names for nearly everything (`DIRECTORY_NAMES`), its files for the last norm.
+  LFM2's directories have other names for nearly everything (`stored_names`), its files for the last norm.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
-
-import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -52,9 +51,9 @@ from compute_plane.model import (
     delta_net_layout,
     expert_layout,
     latent_layout,
+    layer_inputs_layout,
     recurrence_layout,
 )
-from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import IntArray
 
@@ -78,95 +77,11 @@ GATE = "mlp.gate_proj"
 UP = "mlp.up_proj"
 DOWN = "mlp.down_proj"
 MLP_OUTPUT_NORM = "mlp.output_norm"
+LAYER_SCALE = "layer_scalar"
 QKV = "self_attn.qkv_proj"
 GATE_UP = "mlp.gate_up_proj"
-_NORMS_BEHIND = {
-    ATTN_OUTPUT_NORM: "post_attention_layernorm",
-    MLP_OUTPUT_NORM: "post_feedforward_layernorm",
-}
-_LFM2_NAMES = {
-    ATTN_NORM: "operator_norm",
-    OUTPUT: "self_attn.out_proj",
-    QUERY_NORM: "self_attn.q_layernorm",
-    KEY_NORM: "self_attn.k_layernorm",
-    MLP_NORM: "ffn_norm",
-    GATE: "feed_forward.w1",
-    UP: "feed_forward.w3",
-    DOWN: "feed_forward.w2",
-}
-DIRECTORY_NAMES: Mapping[str, Mapping[str, str]] = {
-    "lfm2": _LFM2_NAMES,
-    "lfm2moe": _LFM2_NAMES,
-    "glm4": {
-        ATTN_OUTPUT_NORM: "post_self_attn_layernorm",
-        MLP_OUTPUT_NORM: "post_mlp_layernorm",
-    },
-    "gemma3": {
-        ATTN_OUTPUT_NORM: "post_attention_layernorm",
-        MLP_NORM: "pre_feedforward_layernorm",
-        MLP_OUTPUT_NORM: "post_feedforward_layernorm",
-    },
-    "exaone4": _NORMS_BEHIND,
-    "olmo2": _NORMS_BEHIND,
-}
-"""What directories of an architecture call a role, where that is another name."""
-
 WEIGHT = "weight"
 BIAS = "bias"
-
-GGUF_LAYER_NAMES = {
-    ATTN_NORM: "attn_norm",
-    QUERY: "attn_q",
-    KEY: "attn_k",
-    VALUE: "attn_v",
-    OUTPUT: "attn_output",
-    SINKS: "attn_sinks",
-    ATTN_OUTPUT_NORM: "post_attention_norm",
-    QUERY_NORM: "attn_q_norm",
-    KEY_NORM: "attn_k_norm",
-    MLP_NORM: "ffn_norm",
-    GATE: "ffn_gate",
-    UP: "ffn_up",
-    DOWN: "ffn_down",
-    MLP_OUTPUT_NORM: "post_ffw_norm",
-    QKV: "attn_qkv",
-    GATE_UP: "ffn_up",
-    **recurrence_layout.GGUF_NAMES,
-    **expert_layout.GGUF_NAMES,
-    **latent_layout.GGUF_NAMES,
-}
-GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
-    "gpt-oss": {MLP_NORM: "post_attention_norm"},
-    "seed_oss": {MLP_NORM: "post_attention_norm"},
-    "glm4moe": {MLP_NORM: "post_attention_norm"},
-    "qwen3next": {MLP_NORM: "post_attention_norm"},
-    "qwen35": {MLP_NORM: "post_attention_norm"},
-    "qwen35moe": {MLP_NORM: "post_attention_norm"},
-    "nemotron_h": {MLP_NORM: "attn_norm"},
-    "nemotron_h_moe": {MLP_NORM: "attn_norm"},
-}
-"""What GGUF files of an architecture call a role, where that is another name."""
-GGUF_GLOBAL_NAMES = {
-    EMBEDDING: "token_embd.weight",
-    FINAL_NORM: "output_norm.weight",
-    LM_HEAD: "output.weight",
-}
-_LFM2_LAST_NORM = "model.embedding_norm.weight", "token_embd_norm.weight"
-LAST_NORMS: Mapping[str, tuple[str, str]] = {"lfm2": _LFM2_LAST_NORM, "lfm2moe": _LFM2_LAST_NORM}
-"""What directories and GGUF files of an architecture call the last norm, where that is another."""
-GGUF_ROPE_DIVISORS = "rope_freqs.weight"
-GGUF_SHORT_DIVISORS = "rope_factors_short.weight"
-GGUF_LONG_DIVISORS = "rope_factors_long.weight"
-GGUF_VECTORS = ("exp_probs_b.bias", "ffn_gate_inp_shexp.weight")
-"""Have a row in some files, and none in others."""
-GGUF_OF_GROUPS = "ssm_norm.weight"
-"""Has a row for each group of heads, or none."""
-GGUF_COLUMNS = ("ssm_a", "ssm_d")
-"""The same of columns."""
-AHEAD = ("model.mtp_", "mtp.", "model.mtp.")
-"""What layers that predict ahead begin with in directories of ERNIE 4.5, and of Qwen3.5."""
-GGUF_OF_ROPE = (GGUF_ROPE_DIVISORS, GGUF_SHORT_DIVISORS, GGUF_LONG_DIVISORS)
-"""No tensors of the model: they say how positions are scaled."""
 
 
 def layer_tensor(layer: int, role: str, part: str = WEIGHT) -> str:
@@ -191,9 +106,13 @@ def sinks(spec: ModelSpec, layer: int) -> list[str]:
 
 
 def head_norms(spec: ModelSpec, layer: int) -> list[str]:
-    """Return the names of a layer's norms of query and key heads; empty if it has none."""
-    has_them = spec.has_head_norms and spec.recurrence_of(layer) is None
-    roles = (QUERY_NORM, KEY_NORM) if has_them else ()
+    """Return the names of a layer's norms of query and key heads; empty if it has none.
+
+    Of queries alone where keys are an earlier layer's.
+    """
+    if not spec.has_head_norms or spec.recurrence_of(layer) is not None:
+        return []
+    roles = [QUERY_NORM, KEY_NORM] if spec.kv_source_of(layer) == layer else [QUERY_NORM]
     return [layer_tensor(layer, role) for role in roles]
 
 
@@ -216,76 +135,25 @@ def output_norms(spec: ModelSpec, layer: int) -> list[str]:
     return [layer_tensor(layer, role) for role in roles]
 
 
-def directory_name(spec: ModelSpec, canonical: str) -> str:
-    """Return what a Hugging Face directory calls a canonical tensor."""
-    if canonical == FINAL_NORM and spec.architecture in LAST_NORMS:
-        return LAST_NORMS[spec.architecture][0]
-    if canonical.endswith(f".{SINKS}.{WEIGHT}") and not spec.has_all_biases:
-        return canonical.removesuffix(f".{WEIGHT}")
-    for role, name in DIRECTORY_NAMES.get(spec.architecture, {}).items():
-        if canonical.endswith(f".{role}.{WEIGHT}"):
-            return canonical.replace(role, name)
-    return recurrence_layout.directory_name(canonical)
-
-
-def begins_at_one(spec: ModelSpec, name: str) -> bool:
-    """Tell whether a directory has a tensor as what it is more than 1."""
-    is_of_values = name.endswith(f".{delta_net_layout.NORM}.{WEIGHT}")
-    return spec.norms_begin_at_one and "norm" in name and not is_of_values
-
-
-def gguf_name(canonical: str, architecture: str = "") -> str:
-    """Return what a GGUF file of an architecture calls a canonical tensor."""
-    if canonical == FINAL_NORM and architecture in LAST_NORMS:
-        return LAST_NORMS[architecture][1]
-    if canonical in GGUF_GLOBAL_NAMES:
-        return GGUF_GLOBAL_NAMES[canonical]
-    layer, role = canonical.removeprefix("model.layers.").split(".", 1)
-    role, _, part = role.rpartition(".")
-    if role in recurrence_layout.GGUF_VECTORS:
-        return f"blk.{layer}.{recurrence_layout.GGUF_VECTORS[role][part]}"
-    name = GGUF_OTHER_NAMES.get(architecture, {}).get(role, GGUF_LAYER_NAMES[role])
-    return f"blk.{layer}.{name}.{part}"
-
-
-def is_left_out(spec: ModelSpec, name: str, *, in_gguf: bool) -> bool:
-    """Tell whether a tensor of a file is of layers that predict ahead, which do not run."""
-    if not ARCHITECTURES[spec.architecture].predicts_ahead:
-        return False
-    if name.startswith(AHEAD):
-        return True
-    layers, _, rest = name.partition("blk." if in_gguf else f"{PREFIX}layers.")
-    number = rest.partition(".")[0]
-    if layers or not number.isdecimal():
-        return False
-    return spec.num_layers <= int(number[:9]) < spec.num_layers + spec.layers_ahead
-
-
-def gguf_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a GGUF file's tensor, of vectors without a leading or trailing 1.
-
-    Converters leave it to what had one in directories, and quantisers take it away.
-    """
-    if name.endswith(GGUF_OF_GROUPS) and len(shape) > 1:
-        return (math.prod(shape),)
-    if name.endswith(GGUF_VECTORS) and shape[:1] == (1,):
-        return shape[1:]
-    return shape[:1] if name.endswith(GGUF_COLUMNS) and shape[1:] == (1,) else shape
+def layer_scale(spec: ModelSpec, layer: int) -> list[str]:
+    """Return the name of what a layer's output is multiplied by, in a list; empty if nothing."""
+    return [layer_tensor(layer, LAYER_SCALE)] if spec.scales_layers else []
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return every tensor the model must have, canonical name to shape, in the order of use."""
     hidden = spec.hidden_size
-    of_attention = {**_attention_shapes(spec), OUTPUT: (hidden, spec.attended_size)}
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
+    shapes |= layer_inputs_layout.global_shapes(spec)
     for layer in range(spec.num_layers):
         mixture, recurrence = spec.mixture_of(layer), spec.recurrence_of(layer)
         shapes |= dict.fromkeys(input_norms(spec, layer), (hidden,))
         if recurrence is not None:
             own = recurrence_layout.recurrence_shapes(spec, recurrence)
             shapes |= {f"{PREFIX}layers.{layer}.{name}": shape for name, shape in own.items()}
-        attention = of_attention if recurrence is None and spec.has_mixer(layer) else {}
-        feedforward = _feedforward_shapes(spec, mixture) if spec.has_mlp(layer) else {}
+        attends = recurrence is None and spec.has_mixer(layer)
+        attention = _attention_shapes(spec, layer) if attends else {}
+        feedforward = _feedforward_shapes(spec, layer, mixture) if spec.has_mlp(layer) else {}
         for role, shape in (attention | feedforward).items():
             shapes[layer_tensor(layer, role)] = shape
         sizes = (spec.query_size, spec.kv_size, spec.kv_size)
@@ -295,40 +163,52 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         if mixture is not None:
             biases = expert_layout.bias_shapes(spec, mixture).items()
             shapes |= {layer_tensor(layer, role, BIAS): shape for role, shape in biases}
-        shapes |= zip(head_norms(spec, layer), _head_norm_shapes(spec), strict=False)
+            vectors = expert_layout.own_norm_shapes(spec, mixture).items()
+            shapes |= {f"{PREFIX}layers.{layer}.{name}": shape for name, shape in vectors}
+        shapes |= zip(head_norms(spec, layer), _head_norm_shapes(spec, layer), strict=False)
         shapes |= dict.fromkeys(output_norms(spec, layer), (hidden,))
+        shapes |= {
+            layer_tensor(layer, role): shape
+            for role, shape in layer_inputs_layout.layer_shapes(spec).items()
+        }
+        shapes |= dict.fromkeys(layer_scale(spec, layer), (1,))
     shapes[FINAL_NORM] = (hidden,)
     if not spec.tie_embeddings:
         shapes[LM_HEAD] = (spec.vocab_size, hidden)
     return shapes
 
 
-def _attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the roles and shapes of what a layer's attention has but for its output."""
+def _attention_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, ...]]:
+    """Return the roles and shapes of the matrices of a layer's attention."""
     hidden = spec.hidden_size
     if spec.latents is not None:
-        return latent_layout.latent_shapes(spec.latents, spec.num_heads, hidden)
-    return {
-        QUERY: (spec.query_size, hidden),
-        KEY: (spec.kv_size, hidden),
-        VALUE: (spec.kv_size, hidden),
-        **({QUERY_GATE: (spec.query_size, hidden)} if spec.gates_attention else {}),
-    }
+        own = latent_layout.latent_shapes(spec.latents, spec.num_heads, hidden)
+        return {**own, OUTPUT: (hidden, spec.attended_size)}
+    heads = spec.heads_of(layer)
+    shapes: dict[str, tuple[int, ...]] = {QUERY: (heads.query_size, hidden)}
+    if spec.kv_source_of(layer) == layer:
+        shapes |= dict.fromkeys((KEY, VALUE), (heads.kv_size, hidden))
+    if spec.gates_attention:
+        shapes[QUERY_GATE] = (heads.query_size, hidden)
+    return {**shapes, OUTPUT: (hidden, heads.query_size)}
 
 
-def _head_norm_shapes(spec: ModelSpec) -> list[tuple[int]]:
+def _head_norm_shapes(spec: ModelSpec, layer: int) -> list[tuple[int]]:
     """Return the shapes of a layer's norms of query and key heads."""
+    heads = spec.heads_of(layer)
     if spec.norms_heads_together:
-        return [(spec.query_size,), (spec.kv_size,)]
-    return [(spec.head_dim,)] * 2
+        return [(heads.query_size,), (heads.kv_size,)]
+    return [(heads.head_dim,)] * 2
 
 
-def _feedforward_shapes(spec: ModelSpec, mixture: Mixture | None) -> dict[str, tuple[int, ...]]:
+def _feedforward_shapes(
+    spec: ModelSpec, layer: int, mixture: Mixture | None
+) -> dict[str, tuple[int, ...]]:
     """Return the roles and shapes of a layer's MLP, or of its mixture."""
     if mixture is not None:
         of_all = expert_layout.shared_shapes(spec, mixture)
         return expert_layout.mixture_shapes(spec, mixture) | of_all
-    inner, hidden = spec.mlp_size, spec.hidden_size
+    inner, hidden = spec.mlp_size_of(layer), spec.hidden_size
     shapes = {GATE: (inner, hidden), UP: (inner, hidden), DOWN: (hidden, inner)}
     return {role: shapes[role] for role in mlp_roles(spec)}
 

@@ -12,7 +12,8 @@ from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.layout import BIAS
 from compute_plane.model.layout_parts import stored_shapes
-from compute_plane.model.spec import ModelSpec, faults_of
+from compute_plane.model.spec import ModelSpec
+from compute_plane.model.spec_faults import faults_of
 from compute_plane.model.tensor import TensorFormat
 
 MAX_NAMED: Final = 5

@@ -40,6 +40,10 @@ def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, Part]:
             for name, rows in stored:
                 runs = RowRuns(rows.first, rows.count)
                 parts[prefix + name] = RowsOfPart(prefix + rows.stored, (runs,), rows.shape)
+    for layer in spec.layers_without_values:
+        shape = spec.heads_of(layer).kv_size, spec.hidden_size
+        of_keys = RowsOfPart(layer_tensor(layer, KEY), (RowRuns(0, shape[0]),), shape)
+        parts[layer_tensor(layer, VALUE)] = of_keys
     for layer in range(spec.num_layers):
         prefix, recurrence = f"{layout.PREFIX}layers.{layer}.", spec.recurrence_of(layer)
         for name, part in recurrence_layout.stored_parts(spec, recurrence, in_gguf=in_gguf):

@@ -30,6 +30,7 @@ from compute_plane.model.hf_model_types import (
     DOTS1,
     ERNIE_MOE,
     EXAONE_MOE,
+    GEMMA4,
     GLM4_MOE,
     GLM4_MOE_LITE,
     GPT_OSS,
@@ -120,8 +121,12 @@ DENSE, SPARSE = "dense", "sparse"
 
 def config_mixture(config: JsonObject, model_type: str) -> Mixture | None:
     """Return the mixture of a config.json; None for a model type without. Raises ModelFileError."""
-    is_of_nemotron = model_type == NEMOTRON_H
-    mixture = nemotron_mixture(config) if is_of_nemotron else _mixture(config, model_type)
+    if model_type == NEMOTRON_H:
+        mixture = nemotron_mixture(config)
+    elif model_type == GEMMA4:
+        mixture = _of_gemma4(config)
+    else:
+        mixture = _mixture(config, model_type)
     return None if mixture is None else checked(config.path, mixture)
 
 
@@ -160,6 +165,17 @@ def _mixture(config: JsonObject, model_type: str) -> Mixture | None:
     elif model_type in OF_DEEPSEEK3:
         mixture = _of_deepseek3(config, mixture, OF_DEEPSEEK3[model_type])
     return mixture
+
+
+def _of_gemma4(config: JsonObject) -> Mixture | None:
+    if not config.boolean("enable_moe_block"):
+        return None
+    return Mixture(
+        config.integer("num_experts"),
+        config.integer("top_k_experts"),
+        shared_size=config.integer("intermediate_size"),
+        has_own_norms=True,
+    )
 
 
 def _first_integer(config: JsonObject, keys: tuple[str, ...], default: int | None) -> int:

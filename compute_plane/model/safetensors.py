@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compute_plane.model import layout, nemotron_layout, recurrence_layout
+from compute_plane.model import layout, nemotron_layout, recurrence_layout, stored_names
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.float8_config import Float8Quantization
@@ -76,11 +76,11 @@ class SafetensorsSource:
     def tensor(self, name: str) -> RawTensor:
         """Return one tensor; its bytes are in the mapped file."""
         part = self._parts.get(name)
-        stored_name = layout.directory_name(self._spec, name if part is None else part.stored)
+        stored_name = stored_names.directory_name(self._spec, name if part is None else part.stored)
         tensor = self._tensors[stored_name]
         if part is not None:
             tensor = part.part_of(tensor, name)
-        if layout.begins_at_one(self._spec, name):
+        if stored_names.begins_at_one(self._spec, name):
             tensor = dataclasses.replace(tensor, added=1.0)
         if stored_name.endswith(f".{recurrence_layout.LOGARITHMS}"):
             tensor = dataclasses.replace(tensor, holds_logarithms=True)
@@ -118,11 +118,15 @@ def open_safetensors(
                 raise ModelFileError(
                     path, f"tensor {printable(name)} is also in {stored[name].path.name}"
                 )
-            if name.endswith(DERIVED_SUFFIX) or layout.is_left_out(spec, name, in_gguf=False):
-                continue
-            stored[name] = entry
+            if not name.endswith(DERIVED_SUFFIX):
+                stored[name] = entry
     if is_text_part:
         stored = text_tensors(stored)
+    stored = {
+        name: entry
+        for name, entry in stored.items()
+        if not stored_names.is_left_out(spec, name, in_gguf=False)
+    }
     if spec.architecture == nemotron_layout.ARCHITECTURE:
         stored = nemotron_layout.canonical_names(stored, spec)
     stored = {_with_prefix(name, stored): entry for name, entry in stored.items()}
@@ -137,7 +141,9 @@ def open_safetensors(
         # Whether the output matrix is tied, or one of its own is stored, is not known yet.
         untied = dataclasses.replace(spec, tie_embeddings=False)
         shapes_of = stored_shapes(untied, in_gguf=False)
-        named = {layout.directory_name(spec, name): shape for name, shape in shapes_of.items()}
+        named = {
+            stored_names.directory_name(spec, name): shape for name, shape in shapes_of.items()
+        }
         if isinstance(quantization, Float8Quantization):
             tensors = take_float8_matrices(stored, quantization, named)
         else:
@@ -147,7 +153,7 @@ def open_safetensors(
     if spec.tie_embeddings:
         tensors.pop(layout.LM_HEAD, None)
     shapes = {name: (tensor.format, tensor.shape) for name, tensor in tensors.items()}
-    name_of = partial(layout.directory_name, spec)
+    name_of = partial(stored_names.directory_name, spec)
     spec = check_layout(where, spec, shapes, name_of, in_gguf=False)
     return spec, SafetensorsSource(tensors, spec, buffers)
 

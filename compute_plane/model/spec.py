@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from compute_plane.model.architectures import ARCHITECTURES, Activation
+from compute_plane.model.heads import Heads
 from compute_plane.model.latents import Latents
 from compute_plane.model.recurrence import Recurrence
-from compute_plane.model.rope_scaling import (
-    MAX_CONTEXT_LENGTH,
-    LongRopeScaling,
-    RopeScaling,
-    scaling_faults,
-)
+from compute_plane.model.rope_scaling import LongRopeScaling, RopeScaling
 
 MAX_LAYERS = 4096
 MAX_VOCAB_SIZE = 1 << 21
@@ -38,7 +33,10 @@ class Mixture:
     the sigmoid of a product of its own. `dense_layers`: how many layers, the first ones, have one
     MLP instead, `dense_size` wide. `num_groups`: as many runs of neighbours the experts are, and a
     token's lie in `groups_per_token` of them, those with the largest score, or where a correction
-    is added with the largest sum of two.
+    is added with the largest sum of two. `has_own_norms`: what all tokens go through, the experts
+    and the router have a norm each before them, the first two one behind them, too, and each expert
+    a number that its weight is multiplied by (Gemma 4). `is_fused_in_gguf`: a GGUF file has gate
+    and up of all experts in one tensor.
     """
 
     num_experts: int
@@ -53,6 +51,8 @@ class Mixture:
     dense_size: int = 0
     num_groups: int = 1
     groups_per_token: int = 1
+    has_own_norms: bool = False
+    is_fused_in_gguf: bool = False
 
     def faults(self) -> list[str]:
         """Return what makes these numbers no mixture, one line each; empty if sound."""
@@ -124,6 +124,12 @@ class ModelSpec:
     `layers_ahead`: how many layers the files have behind these, which predict further on and do not
     run. `recurrence`: what some layers have in place of attention; None: all layers attend.
     `layers_without_mixer`, `layers_without_mlp`: those that have one of the two alone.
+    `global_heads`: those of `layers_with_global_heads`, where they differ from the others'.
+    `layers_without_values`: in which values are what the product of keys gives. `kv_sources`: by
+    layer, whose keys and values it attends to, its own or an earlier layer's; empty: all their own.
+    `late_mlp_size`: width of the one MLP of layers that attend to an earlier layer's; None: as the
+    others'. `layer_input_size`: how much of a second embedding each layer reads of a token; 0:
+    there is none. `logits_cap`: c of logits that are c · tanh(x / c); None: they are x.
     `latents`: what tokens leave in place of keys and values. Then there is one kv head, whose keys
     are the latents and what turns beside them, `head_dim` elements, and whose values are latents.
     """
@@ -162,6 +168,32 @@ class ModelSpec:
     latents: Latents | None = None
     layers_without_mixer: frozenset[int] = frozenset()
     layers_without_mlp: frozenset[int] = frozenset()
+    global_heads: Heads | None = None
+    layers_with_global_heads: frozenset[int] = frozenset()
+    layers_without_values: frozenset[int] = frozenset()
+    kv_sources: tuple[int, ...] = ()
+    late_mlp_size: int | None = None
+    layer_input_size: int = 0
+    logits_cap: float | None = None
+
+    @property
+    def heads(self) -> Heads:
+        """The heads of layers that are not said to have others."""
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def heads_of(self, layer: int) -> Heads:
+        """Return the heads of a layer."""
+        own = self.global_heads
+        return self.heads if own is None or layer not in self.layers_with_global_heads else own
+
+    @property
+    def kinds_of_heads(self) -> tuple[Heads, ...]:
+        """The heads of all layers, each kind once."""
+        return (self.heads,) if self.global_heads is None else (self.heads, self.global_heads)
+
+    def kv_source_of(self, layer: int) -> int:
+        """Return the layer to whose keys and values a layer attends."""
+        return self.kv_sources[layer] if self.kv_sources else layer
 
     def has_mixer(self, layer: int) -> bool:
         """Whether a layer has attention, or a state in its place."""
@@ -182,12 +214,17 @@ class ModelSpec:
         return not self.layers_without_rope.issuperset(self.attending_layers())
 
     def attending_layers(self, first_layer: int = 0) -> tuple[int, ...]:
-        """Return the layers with attention from one on: those that have keys and values."""
+        """Return the layers with attention from one on."""
         layers = range(first_layer, self.num_layers)
         without = self.layers_without_mixer
         return tuple(
             layer for layer in layers if self.recurrence_of(layer) is None and layer not in without
         )
+
+    def layers_with_keys(self, first_layer: int = 0) -> tuple[int, ...]:
+        """Return those of them that have keys and values of their own."""
+        attending = self.attending_layers(first_layer)
+        return tuple(layer for layer in attending if self.kv_source_of(layer) == layer)
 
     def layers_with_state(self, first_layer: int = 0) -> tuple[int, ...]:
         """Return the others from one on: those that keep a state of each sequence."""
@@ -222,7 +259,12 @@ class ModelSpec:
     def common_mlp_sizes(self) -> frozenset[int]:
         """Widths of the MLPs that all tokens of a step go through."""
         shared_size = 0 if self.mixture is None else self.mixture.shared_size
-        return frozenset({self.mlp_size, shared_size} - {0})
+        return frozenset({self.mlp_size, self.late_mlp_size or 0, shared_size} - {0})
+
+    def mlp_size_of(self, layer: int) -> int:
+        """Return the width of a layer's one MLP, if it has one."""
+        late = self.late_mlp_size
+        return self.mlp_size if late is None or self.kv_source_of(layer) == layer else late
 
     @property
     def mlp_sizes(self) -> frozenset[int]:
@@ -266,6 +308,16 @@ class ModelSpec:
         return ARCHITECTURES[self.architecture].has_all_biases
 
     @property
+    def norms_values(self) -> bool:
+        """Whether value heads are normalised, without weights."""
+        return ARCHITECTURES[self.architecture].norms_values
+
+    @property
+    def scales_layers(self) -> bool:
+        """Whether what a layer gives is multiplied by a number."""
+        return ARCHITECTURES[self.architecture].scales_layers
+
+    @property
     def activation(self) -> Activation:
         """The name of what gates the MLP."""
         return ARCHITECTURES[self.architecture].activation
@@ -295,7 +347,7 @@ class ModelSpec:
     @property
     def query_size(self) -> int:
         """Width of all query heads together."""
-        return self.num_heads * self.head_dim
+        return self.heads.query_size
 
     @property
     def attended_size(self) -> int:
@@ -311,55 +363,4 @@ class ModelSpec:
     @property
     def kv_size(self) -> int:
         """Width of all key heads together; that of all value heads is the same."""
-        return self.num_kv_heads * self.head_dim
-
-
-def faults_of(spec: ModelSpec) -> list[str]:
-    """Return everything that makes these numbers no model, one line each; empty if sound."""
-    limits = {
-        "vocab_size": MAX_VOCAB_SIZE,
-        "num_layers": MAX_LAYERS,
-        "num_heads": 1 << 16,
-        "num_kv_heads": 1 << 16,
-        "head_dim": 1 << 12,
-        "hidden_size": 1 << 20,
-        "intermediate_size": MAX_INTERMEDIATE_SIZE,
-        "context_length": MAX_CONTEXT_LENGTH,
-    }
-    faults = []
-    for field, maximum in limits.items():
-        value = getattr(spec, field)
-        if not 1 <= value <= maximum:
-            faults.append(f"{field} must be 1 to {maximum}, got {value}")
-    if spec.head_dim % 2:
-        faults.append(f"head_dim must be even for rotary positions, got {spec.head_dim}")
-    turning = spec.rotary_dim
-    if turning is not None and (turning % 2 or not 2 <= turning <= spec.head_dim):
-        faults.append(
-            f"rotary positions must turn an even number of elements, 2 to head_dim "
-            f"({spec.head_dim}), got {turning}"
-        )
-    if spec.num_kv_heads >= 1 and spec.num_heads % spec.num_kv_heads:
-        faults.append(
-            f"num_heads must be a multiple of num_kv_heads, "
-            f"got {spec.num_heads} and {spec.num_kv_heads}"
-        )
-    for name in ("rope_theta", "local_rope_theta"):
-        theta = getattr(spec, name)
-        if theta is not None and not (math.isfinite(theta) and theta >= 1):
-            faults.append(f"{name} must be finite and at least 1, got {theta}")
-    if not 0 < spec.rms_norm_eps < 1:
-        faults.append(f"rms_norm_eps must be between 0 and 1, got {spec.rms_norm_eps}")
-    mixture = spec.mixture
-    if mixture is not None and (spec.has_output_norms or spec.activation == "gelu"):
-        faults.append(f"mixtures of experts are not computed in {spec.architecture} models")
-    if mixture is not None and not 0 <= mixture.dense_layers < spec.num_layers:
-        faults.append(
-            f"layers without experts must be 0 to {spec.num_layers - 1}, of {spec.num_layers} "
-            f"layers, got {mixture.dense_layers}"
-        )
-    faults += [] if spec.recurrence is None else spec.recurrence.faults(spec.num_layers)
-    if not faults and not spec.attending_layers():
-        faults.append("at least one of the model's layers must attend")
-    faults += [] if spec.latents is None else spec.latents.faults()
-    return faults + scaling_faults(spec.rope_scaling, spec.num_turning, spec.rope_theta)
+        return self.heads.kv_size

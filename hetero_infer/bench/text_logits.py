@@ -14,10 +14,9 @@ from compute_plane.executor.interface import (
     SamplingRow,
 )
 from compute_plane.executor.packed_layers import PackedWeights
-from compute_plane.memory.kv_pool import KvPool
+from compute_plane.memory.kv_pool import KvPool, pool_layout
 from compute_plane.memory.state_pool import make_states
 from compute_plane.model.spec import ModelSpec
-from kernels.cpu.kv_layout import KvLayout
 from planes.errors import ExecutionError
 
 BLOCK_SIZE: Final = 16
@@ -42,15 +41,11 @@ class TextLogits:
         num_threads: int,
     ) -> None:
         self._num_blocks = -(-max_tokens // BLOCK_SIZE)
-        num_layers = len(spec.attending_layers())
-        layout = KvLayout(
-            kv_dtype, num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, spec.value_dim
-        )
         self._has_states = spec.recurrence is not None
         self._executor = CpuExecutor(
             spec,
             weights,
-            KvPool(layout, self._num_blocks),
+            KvPool(pool_layout(spec, kv_dtype, BLOCK_SIZE), self._num_blocks),
             num_threads=num_threads,
             max_tokens=WINDOW,
             keep_logits=True,

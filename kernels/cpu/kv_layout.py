@@ -138,6 +138,37 @@ class KvLayout:
         return self.num_layers * self.layer_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """The layout of a pool whose layers may have heads of several kinds.
+
+        block     layers of part 0 │ layers of part 1 │ …
+
+    `parts`: one for each kind, of one type and block size.
+    """
+
+    parts: tuple[KvLayout, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Type of the pool, a key of VALUE_BYTES."""
+        return self.parts[0].dtype
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block, B."""
+        return self.parts[0].block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block: K and V of `block_size` tokens in all layers, padding included."""
+        return sum(part.block_bytes for part in self.parts)
+
+    def bytes_before(self, part: int) -> int:
+        """Return where in a block a part begins."""
+        return sum(before.block_bytes for before in self.parts[:part])
+
+
 def encode_blocks(layout: KvLayout, keys_values: Float32Array) -> UInt8Array:
     """Return blocks in the pool's layout, [N, block_bytes], of values [N, L, 2, G, B, D].
 

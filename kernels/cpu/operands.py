@@ -79,6 +79,10 @@ class RowInput(IntEnum):
     """clamped_rows only: the rows of each expert, as in `Routing`."""
     NUM_GROUPS = 15
     """grouped_rows only: of as many groups, each a multiple of 32 elements, a row is."""
+    UPS = WEIGHT
+    """gelu_rows_apart only: float32 rows, those of the piece from StepWord.FIRST_TOKEN on."""
+    UPS_STRIDE = NUM_GROUPS
+    """gelu_rows_apart only: elements from a row of UPS to the next."""
 
 
 class BiasRecord(IntEnum):
@@ -97,13 +101,40 @@ class NormedSum(IntEnum):
     """Operands of `add_normed_rows`."""
 
     SOURCE = FIRST_OPERAND
-    """float32 [T, K]."""
+    """float32 [T, PARTS, K]."""
     K = 3
     HIDDEN = 4
-    """float32 [T_all, K]; the piece's rows begin at StepWord.FIRST_TOKEN."""
+    """float32 [T_all, PARTS, K]; the piece's tokens begin at StepWord.FIRST_TOKEN."""
     WEIGHT = 5
     """float32 [K]."""
     EPSILON = 6
+    """The bits of a float32."""
+    SCALE = 7
+    """What sums are multiplied by, the bits of a float32."""
+    PARTS = 8
+    """Rows of a token, each normalised for itself."""
+    SOURCE_FIRST_WORD = 9
+    """The header word with the first token of SOURCE: FIRST_TOKEN if it has all, else ZERO."""
+    BASE = 10
+    """float32 [K], to which norms are added in place of what HIDDEN holds, or 0: to that."""
+
+
+class TakenRows(IntEnum):
+    """Operands of `take_rows`."""
+
+    ROWS = FIRST_OPERAND
+    """[T_all], of ROW_BYTES bytes."""
+    ROW_BYTES = 3
+
+
+class LogitsCap(IntEnum):
+    """Operands of `cap_logits`."""
+
+    LOGITS = FIRST_OPERAND
+    """float32 [O, V], in place."""
+    VOCAB = 3
+    """V."""
+    CAP = 4
     """The bits of a float32."""
 
 
@@ -138,7 +169,7 @@ class RopeWrite(IntEnum):
     """Operands of ROPE_WRITE; QKV has a row a token of the piece, others begin at FIRST_TOKEN."""
 
     QKV = 2
-    """float32 [T, (H + 2·G)·D]."""
+    """float32 [T, (H + 2·G)·D]; G 0: keys and values are an earlier layer's, none are written."""
     COSINES = 3
     """float32 [T_all, D/2]."""
     SINES = 4
@@ -160,6 +191,8 @@ class RopeWrite(IntEnum):
     KEY_NORM = 15
     EPSILON = 16
     """The bits of a float32."""
+    VALUE_NORM = 19
+    """float32 [D], or 0: values are not normalised."""
     GROWTH = 17
     """float32 [n], or 0: what queries at positions from i · GROWTH_LENGTH on are multiplied by."""
     GROWTH_LENGTH = 18
@@ -297,6 +330,12 @@ class Routing(IntEnum):
     largest score of each, or with a CORRECTION by the sum of two; 0: it may choose any expert."""
     GROUPS_PER_TOKEN = ROW_BYTES
     """route_tokens only: how many it chooses, if there are any."""
+    EXPERT_SCALES = BIASES
+    """route_tokens only: float32 [E], what the weights of each expert are multiplied by; or 0."""
+    NORM = CORRECTION
+    """add_experts only: float32 [N], the weights of rms_norm of what is added; or 0: of nothing."""
+    EPSILON = NUM_GROUPS
+    """add_experts only: of the norm, the bits of a float32."""
 
 
 NUM_BESIDE: Final = 4

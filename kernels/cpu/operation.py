@@ -104,9 +104,11 @@ class StepWord(IntEnum):
     NUM_STATE_ROWS = 26
     STATE_CHUNKS = 27
     """Chunks of what goes through states: NUM_STATE_ROWS · parts of a state."""
+    TAKEN_TOKENS = 28
+    """int64 [T]: of which token of the step each of these is a copy (`take_rows`)."""
 
 
-HEADER_WORDS: Final = 28
+HEADER_WORDS: Final = 29
 
 
 class Operation:

@@ -87,6 +87,7 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
         key, value = memory + PLACES_BYTES, memory + PLACES_BYTES + 4 * padded
         changed = value + 4 * padded
         query_norm, key_norm = word(record, RopeWrite.QUERY_NORM), word(record, RopeWrite.KEY_NORM)
+        value_norm = word(record, RopeWrite.VALUE_NORM)
         epsilon = word(record, RopeWrite.EPSILON)
         growth, growth_length = (
             word(record, RopeWrite.GROWTH),
@@ -121,8 +122,9 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
                 own_key = changed_head(x, bias, key_norm, dim, epsilon, changed)
                 rotate_head(own_key, cosines, sines, half, types.float32(1), key)
                 own_value = changed_head(
-                    x + 4 * num_kv_heads * dim, bias + num_kv_heads * step, 0, dim, epsilon, changed
-                )
+                    x + 4 * num_kv_heads * dim, bias + num_kv_heads * step, value_norm, dim,
+                    epsilon, changed,
+                )  # fmt: skip
                 copy_padded(own_value, dim, value)
                 bias += step
                 find_token_places(sub_block, lane, value_bytes, padded, padded, memory)

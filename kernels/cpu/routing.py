@@ -17,6 +17,8 @@ row alone: its experts are added in the order of their logits, wherever their ro
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numba import types
 
@@ -32,6 +34,7 @@ from kernels.cpu.memory_words import (
     write_float32,
     write_int32,
 )
+from kernels.cpu.normed_sums import add_normed_row
 from kernels.cpu.operands import NUM_BESIDE, Routing
 from kernels.cpu.operation import StepWord
 from kernels.cpu.vector_ir import (
@@ -47,6 +50,9 @@ from kernels.cpu.vector_ir import (
     store,
 )
 from kernels.reference.mixture import LEAST
+
+ONE_BITS: Final = 0x3F800000
+"""Of 1.0, float32."""
 
 
 @emitted(types.void, types.int64, types.int64, types.float32)
@@ -154,6 +160,7 @@ def route_tokens(record: int, header: int, chunk: int, num_chunks: int, worker: 
     scale = word(record, Routing.SCALE)
     num_groups = word(record, Routing.NUM_GROUPS)
     groups_per_token = word(record, Routing.GROUPS_PER_TOKEN)
+    factors = word(record, Routing.EXPERT_SCALES)
     numbers = scratch(header, worker)
     own_ranks = numbers + 4 * padded(num_experts)
     of_groups = own_ranks + 4 * padded(num_experts)
@@ -201,6 +208,10 @@ def route_tokens(record: int, header: int, chunk: int, num_chunks: int, worker: 
         if scale != 0:
             for c in range(per_token):
                 write_float32(weights, c, read_float32(weights, c) * read_float32(scale, 0))
+        if factors != 0:
+            for c in range(per_token):
+                factor = read_float32(factors, read_int32(chosen, c))
+                write_float32(weights, c, read_float32(weights, c) * factor)
 
 
 @operation()
@@ -254,9 +265,10 @@ def rows_of_experts(record: int, header: int, chunk: int, num_chunks: int, worke
 
 @operation()
 def add_experts(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Add to each token of a run what its experts gave, weighted."""
+    """Add to each token of a run what its experts gave, weighted, and normalised if it says so."""
     n, per_token = word(record, Routing.N), word(record, Routing.PER_TOKEN)
     given, biases = word(record, Routing.SOURCE), word(record, Routing.BIASES)
+    norm, epsilon = word(record, Routing.NORM), word(record, Routing.EPSILON)
     num_tokens = word(header, StepWord.NUM_TOKENS)
     first = word(header, StepWord.FIRST_TOKEN)
     sums = scratch(header, worker)
@@ -273,7 +285,10 @@ def add_experts(record: int, header: int, chunk: int, num_chunks: int, worker: i
                 bias = biases + 4 * n * read_int32(chosen, c)
                 add_weighted(bias, read_float32(weights, c), sums, n)
         out = word(record, Routing.OUT) + 4 * n * (first + token)
-        add_weighted(sums, np.float32(1.0), out, n)
+        if norm != 0:
+            add_normed_row(sums, n, norm, epsilon, out, ONE_BITS, out)
+        else:
+            add_weighted(sums, np.float32(1.0), out, n)
 
 
 @operation()

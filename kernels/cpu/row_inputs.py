@@ -5,6 +5,7 @@
     sampled_rows    rms_norm of the hidden rows whose logits are wanted (StepWord.OUT_TOKENS)
     gated_rows      silu(gate) · up, source rows gate | up of 2 · K elements
     gelu_rows       gelu(gate) · up, of the same
+    gelu_rows_apart gelu(gate) · up, whose rows of gates and of ups lie apart
     relu2_rows      relu(x)², of rows without a gate
     clamped_rows    gpt-oss's gate of the rows of experts, biases of each row's expert added before
     plain_rows      the rows as they are: what attention wrote
@@ -65,6 +66,12 @@ def _gated_by(values: GroupValues) -> RowMaker:
     return emit
 
 
+def _gelu_apart(builder: Builder, source: Value, *operands: Value) -> None:
+    """Emit a gated row; operands as above, with the row of ups as weight."""
+    k, ups, _, row_format, *outs = operands
+    write_row(builder, gelu_gated, [source, ups], k, row_format, outs)
+
+
 def _clamped(builder: Builder, source: Value, *operands: Value) -> None:
     """Emit a gated row; operands as above, with the row of biases as weight."""
     k, biases, _, row_format, *outs = operands
@@ -107,6 +114,7 @@ def _rows(
     is_gathered: bool = False,
     has_biases: bool = False,
     has_groups: bool = False,
+    has_ups: bool = False,
 ) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the kernel that makes rows with an emitter."""
     make_row = emitted(types.void, *[types.int64] * 10)(emitter)
@@ -133,6 +141,9 @@ def _rows(
             own = weight
             if has_biases:
                 own += 8 * k * expert_of(epsilon, row)
+            if has_ups:
+                token = word(header, StepWord.FIRST_TOKEN) + row
+                own += 4 * token * word(record, RowInput.UPS_STRIDE)
             num_parts = 1
             if has_groups:
                 num_parts = word(record, RowInput.NUM_GROUPS)
@@ -153,6 +164,7 @@ _grouped_rows = _rows(_normed, has_groups=True)
 _sampled_rows = _rows(_normed, is_gathered=True)
 _gated_rows = _rows(_gated_by(gated))
 _gelu_rows = _rows(_gated_by(gelu_gated))
+_gelu_rows_apart = _rows(_gelu_apart, has_ups=True)
 _relu2_rows = _rows(_relu2)
 _clamped_rows = _rows(_clamped, has_biases=True)
 _plain_rows = _rows(_plain)
@@ -187,6 +199,12 @@ def gated_rows(record: int, header: int, chunk: int, num_chunks: int, worker: in
 def gelu_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Write gelu(gate) · up."""
     _gelu_rows(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gelu_rows_apart(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write gelu(gate) · up, of rows that lie apart."""
+    _gelu_rows_apart(record, header, chunk, num_chunks, worker)
 
 
 @operation()

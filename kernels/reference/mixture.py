@@ -30,6 +30,7 @@ def route(
     scale: float = 1.0,
     num_groups: int = 1,
     groups_per_token: int = 1,
+    expert_scales: Float32Array | None = None,
 ) -> None:
     """Choose experts for each token, and weigh them.
 
@@ -37,7 +38,8 @@ def route(
     `weights`: [T, C], the experts with the C largest logits, or with a `correction`, float32 [E],
     scores and corrections; the largest first, of equal ones the lower number. They are of
     `groups_per_token` of `num_groups` groups (`experts_of_groups`). Weights are their scores times
-    `scale`, where it `normalises` over the sum of those C, of sigmoids and `LEAST`.
+    `scale`, where it `normalises` over the sum of those C, of sigmoids and `LEAST`, and times the
+    number of each expert in `expert_scales`, float32 [E].
     """
     count = chosen.shape[1]
     exact = logits.astype(np.float64)
@@ -57,6 +59,8 @@ def route(
     taken = np.take_along_axis(scores, chosen, axis=1)
     total = taken.sum(axis=1, keepdims=True) + LEAST * is_sigmoid if normalises else 1.0
     weights[:] = taken / total * scale
+    if expert_scales is not None:
+        weights *= expert_scales[chosen]
 
 
 def experts_of_groups(

@@ -28,7 +28,8 @@ class HeadChanges:
     `bias`: [(H + 2·G)·D], of a token's query, key and value heads. `norms`: [D] each, the weights
     of RMSNorm over a query head and over a key head; `eps`: of both. `growth`: [T], what queries of
     each token are multiplied by when they have turned. `are_joint`: norms are [H·D] and [G·D],
-    of all heads together (`normed_together`).
+    of all heads together (`normed_together`). `norms_values`: value heads are normalised, too,
+    without weights.
     """
 
     bias: Float32Array | None = None
@@ -36,6 +37,7 @@ class HeadChanges:
     eps: float = 0.0
     growth: Float32Array | None = None
     are_joint: bool = False
+    norms_values: bool = False
 
 
 def normed_together(
@@ -93,7 +95,10 @@ def rope_write_kv(
     keys = rotate(keys, cosines, sines)
     blocks, offsets = np.divmod(kv_slots, block_size)
     kv_pool[blocks, layer, 0, :, offsets] = keys
-    kv_pool[blocks, layer, 1, :, offsets] = heads[:, num_heads + num_kv_heads :]
+    values = heads[:, num_heads + num_kv_heads :]
+    if changes.norms_values:
+        values = normed(values, np.ones(head_dim, np.float32), changes.eps)
+    kv_pool[blocks, layer, 1, :, offsets] = values
 
 
 def normed(heads: Float32Array, weight: Float32Array, eps: float) -> Float32Array:

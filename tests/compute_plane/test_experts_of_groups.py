@@ -23,13 +23,9 @@ from kernels.cuda.route_experts import RouteExpertsVariant
 from kernels.reference import mixture as reference
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import tiny_plan
-from tests.compute_plane.executor.tiny_llama import (
-    ArraySource,
-    model_in_memory,
-    pool_for,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_spec
+from tests.compute_plane.executor.tiny_sources import ArraySource, model_in_memory
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.devices import STAND_IN, Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 

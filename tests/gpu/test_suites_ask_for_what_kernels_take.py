@@ -13,7 +13,7 @@ from bench.gpu.random_model import TINY
 from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.model.spec import ModelSpec
-from tests.compute_plane.executor.tiny_llama import model_in_memory
+from tests.compute_plane.executor.tiny_sources import model_in_memory
 from tests.devices import STAND_IN, Target
 from tests.integration import test_a_recording_replays_across_devices as replays
 from tests.properties import test_cpu_results_do_not_depend_on_the_batch as companies

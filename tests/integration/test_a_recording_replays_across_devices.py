@@ -20,12 +20,9 @@ from hetero_infer.replay.comparison import (
     FLOAT32_TOLERANCE,
     QUANTISED_TOLERANCE,
 )
-from tests.compute_plane.executor.tiny_llama import (
-    KERNEL_HEAD_DIM,
-    model_in_memory,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import KERNEL_HEAD_DIM, tiny_spec
+from tests.compute_plane.executor.tiny_sources import model_in_memory
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.compute_plane.model.llama_weights import LlamaWeights
 from tests.compute_plane.rpc.plane_harness import BLOCK_SIZE, Harness
 from tests.devices import Target

@@ -8,7 +8,9 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import KVCacheManager
 from control_plane.core.request import Request, RequestState
 from control_plane.core.scheduler import Scheduler, SchedulerConfig
-from tests.compute_plane.executor.tiny_llama import model_in_memory, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import tiny_spec
+from tests.compute_plane.executor.tiny_sources import model_in_memory
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.devices import Target
 from tests.properties.executor_plane import ExecutorPlane
 

@@ -19,12 +19,8 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import KVCacheManager
 from control_plane.core.request import Request, RequestState
 from control_plane.core.scheduler import Scheduler, SchedulerConfig
-from tests.compute_plane.executor.tiny_llama import (
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.properties.executor_plane import ExecutorPlane
 from tests.properties.test_both_planes_give_each_request_its_own_text import PipelinedPlane, Plane
 

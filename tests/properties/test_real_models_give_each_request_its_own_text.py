@@ -22,13 +22,13 @@ from control_plane.core.request import Request, RequestState
 from control_plane.core.scheduler import Scheduler, SchedulerConfig
 from tests.compute_plane.executor.tiny_llama import (
     KERNEL_HEAD_DIM,
-    model_in_memory,
     tiny_spec,
-    tiny_weights,
     with_convolutions,
     with_delta_net,
     with_mamba2,
 )
+from tests.compute_plane.executor.tiny_sources import model_in_memory
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.devices import Target
 from tests.judging import Judge, Said
 from tests.properties.executor_plane import MAX_SLOTS, NUM_STATES, ExecutorPlane

@@ -15,16 +15,12 @@ from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
-from compute_plane.memory.kv_pool import KvPool
+from compute_plane.memory.kv_pool import KvPool, pool_layout
 from compute_plane.memory.state_pool import make_states
 from compute_plane.model.spec import ModelSpec
-from kernels.cpu.kv_layout import KvLayout
-from tests.compute_plane.executor.tiny_llama import (
-    NUM_STATES,
-    ArraySource,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import NUM_STATES, tiny_spec
+from tests.compute_plane.executor.tiny_sources import ArraySource
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 
 SPEC = replace(tiny_spec(), num_layers=4)
 NUM_BLOCKS, BLOCK_SIZE = 60, 4
@@ -57,9 +53,7 @@ def cut_executor(
     source = ArraySource(model, tiny_weights(model), None)
     plan = plan_weights(model, source, str(dtype).removeprefix("torch."))
     weights = first_weights(plan, num_device_layers).place(driver.device)
-    attending = len(model.attending_layers(num_device_layers))
-    heads = model.num_kv_heads, BLOCK_SIZE, model.head_dim, model.value_dim
-    layout = KvLayout("float32", attending, *heads)
+    layout = pool_layout(model, "float32", BLOCK_SIZE, num_device_layers)
     host_pool = KvPool(layout, NUM_BLOCKS, num_host_blocks)
     host_pool.data[:] = 0xFF
     states = make_states(model, NUM_STATES, num_device_layers)

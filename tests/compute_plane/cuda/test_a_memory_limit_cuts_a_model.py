@@ -21,7 +21,9 @@ from compute_plane.cuda.host_layers_plan import (
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.model.tensor import TensorFormat
 from planes.errors import ConfigError
-from tests.compute_plane.executor.tiny_llama import ArraySource, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import tiny_spec
+from tests.compute_plane.executor.tiny_sources import ArraySource
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 
 SPEC = replace(tiny_spec(), num_layers=5)
 NEEDS = DeviceBytes(first=100, layers=(10, 20, 30), last=50)

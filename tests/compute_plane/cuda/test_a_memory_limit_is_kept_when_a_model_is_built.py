@@ -32,12 +32,8 @@ from protos.hetero.compute.v1 import compute_pb2
 from tests.compute_plane.cuda.metered_device import MeteredDriver, MeteredOperations
 from tests.compute_plane.cuda.test_keys_and_values_in_eight_bits import check_greedy
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, tiny_model
-from tests.compute_plane.executor.tiny_llama import (
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.compute_plane.rpc.plane_harness import BLOCK_SIZE, NUM_BLOCKS, Harness, start
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 from tests.golden.prompts import DATA

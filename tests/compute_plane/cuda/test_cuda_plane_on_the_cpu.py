@@ -28,9 +28,9 @@ from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_executor,
     tiny_spec,
-    tiny_weights,
     with_delta_net,
 )
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.compute_plane.rpc.plane_harness import Harness, start
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 

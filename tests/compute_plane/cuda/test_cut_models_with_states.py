@@ -34,9 +34,9 @@ from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_executor,
     tiny_spec,
-    tiny_weights,
     with_single_layers,
 )
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 FLOAT_BYTES = 4

@@ -26,11 +26,7 @@ from tests.compute_plane.cuda.drawn_steps import (
 )
 from tests.compute_plane.cuda.played_cuda import played_cuda, played_device
 from tests.compute_plane.cuda.torch_executors import BLOCK_SIZE, RecordingDriver, torch_executor
-from tests.compute_plane.executor.tiny_llama import (
-    with_convolutions,
-    with_delta_net,
-    with_mamba2,
-)
+from tests.compute_plane.executor.tiny_llama import with_convolutions, with_delta_net, with_mamba2
 from tests.golden.batch_driver import NUM_STATES, int32
 
 RECURRENT = with_delta_net(SPEC)

@@ -12,7 +12,8 @@ import pytest
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor
 from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, cut_executor
 from tests.compute_plane.cuda.torch_executors import torch_executor
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_weights
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 

@@ -35,7 +35,9 @@ from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.reference import mixture as reference
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import RecordingDriver
-from tests.compute_plane.executor.tiny_llama import model_in_memory, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import tiny_spec
+from tests.compute_plane.executor.tiny_sources import model_in_memory
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.devices import STAND_IN, Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 

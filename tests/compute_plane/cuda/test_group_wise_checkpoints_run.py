@@ -31,13 +31,9 @@ from kernels.cuda.quantized_layout import unpack_matrix
 from kernels.reference.quantized_matmul import dequantized
 from tests.compute_plane.cuda.test_cuda_plane_on_the_cpu import context
 from tests.compute_plane.cuda.test_quantised_weights_stay_so import executor
-from tests.compute_plane.executor.tiny_llama import (
-    ArraySource,
-    pool_for,
-    raw_tensor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_spec
+from tests.compute_plane.executor.tiny_sources import ArraySource, raw_tensor
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.compute_plane.model.group_checkpoints import Checkpoint, Scheme, checkpoint
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 

@@ -13,7 +13,8 @@ from planes.errors import ValidationError
 from tests.compute_plane.cuda import cut_executors
 from tests.compute_plane.cuda.torch_executors import SPEC, RecordingDriver, torch_executor
 from tests.compute_plane.executor.embedded_texts import embed
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 LAST, SUM = EmbeddingPart.LAST, EmbeddingPart.SUM

@@ -24,7 +24,8 @@ from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.quantized_kv import encode_heads
 from kernels.reference.sampling import Choice
 from tests.compute_plane.cuda.torch_executors import SPEC, torch_executor
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_weights
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.devices import STAND_IN
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 from tests.golden.prompts import DATA
@@ -111,7 +112,7 @@ def test_a_block_keeps_what_the_cpu_engine_keeps(cpu_engine: CpuExecutor) -> Non
         rows = sequences()
         driver.executor.execute(driver.batch(rows))
     full = [block for row in rows for block in row.blocks[: len(row.tokens) // BLOCK_SIZE]]
-    expected = decode_blocks(theirs.layout, theirs.data[full])
+    expected = decode_blocks(theirs.layout.parts[0], theirs.data[full])
     pool = ours.executor._pools.device  # type: ignore[attr-defined]
     for layer, apart in ((0, 1e-3), (1, 3)):  # of the largest step between two codes
         found = read_blocks(pool, layer, np.array(full), SPEC.head_dim)[:, 0]

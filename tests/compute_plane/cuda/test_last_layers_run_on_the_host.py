@@ -18,12 +18,8 @@ from compute_plane.model.spec import Mixture
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, cut_executor
 from tests.compute_plane.cuda.torch_executors import RecordingDriver
-from tests.compute_plane.executor.tiny_llama import (
-    pool_for,
-    tiny_executor,
-    tiny_weights,
-    with_latents,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, with_latents
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
 
 

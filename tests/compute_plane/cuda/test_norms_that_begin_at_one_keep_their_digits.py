@@ -13,7 +13,8 @@ from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import tiny_plan
-from tests.compute_plane.executor.tiny_llama import raw_tensor, tiny_spec
+from tests.compute_plane.executor.tiny_llama import tiny_spec
+from tests.compute_plane.executor.tiny_sources import raw_tensor
 
 SPEC = replace(tiny_spec(), architecture="gemma3", head_dim=64, hidden_size=64)
 

@@ -32,7 +32,8 @@ from tests.compute_plane.cuda.recurrent_models import (
     shuffled,
 )
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, tiny_model, torch_executor
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_weights
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import NUM_STATES, DrivenSequence, int32
 
 CHUNKS = {"whole": [], "in chunks": [2, 1, 5], "token by token": [1] * 11}

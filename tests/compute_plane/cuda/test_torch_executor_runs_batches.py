@@ -22,7 +22,8 @@ from compute_plane.executor.interface import (
 )
 from planes.errors import ExecutionError, ValidationError
 from tests.compute_plane.cuda.torch_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, torch_executor
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_weights
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
 
 

@@ -20,7 +20,9 @@ from compute_plane.model.assets import ModelAssets
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorFormat
-from tests.compute_plane.executor.tiny_llama import ArraySource, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import tiny_spec
+from tests.compute_plane.executor.tiny_sources import ArraySource
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import NUM_STATES
 
 SPEC = tiny_spec()

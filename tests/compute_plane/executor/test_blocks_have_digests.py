@@ -6,7 +6,8 @@ import pytest
 
 from compute_plane.errors import InvalidBatch
 from tests.compute_plane.executor.slot_batches import Plane, start, step
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 

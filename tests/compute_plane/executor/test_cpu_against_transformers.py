@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 
 from compute_plane.model.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
-from tests.compute_plane.executor.tiny_llama import (
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 

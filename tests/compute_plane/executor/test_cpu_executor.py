@@ -10,12 +10,8 @@ from compute_plane.executor import llama_table
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.interface import BlockCopy, ExecutionBatch, GPUExecutor, SamplingRow
 from planes.errors import ValidationError
-from tests.compute_plane.executor.tiny_llama import (
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
 
 SPEC = tiny_spec()

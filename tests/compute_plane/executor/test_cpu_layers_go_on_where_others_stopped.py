@@ -22,12 +22,9 @@ from compute_plane.model import layout
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorFormat
 from planes.errors import ValidationError
-from tests.compute_plane.executor.tiny_llama import (
-    ArraySource,
-    pool_for,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_spec
+from tests.compute_plane.executor.tiny_sources import ArraySource
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 SPEC = replace(tiny_spec(quantisable=True), num_layers=4)

@@ -15,12 +15,8 @@ from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import RowConstraint, SamplingKey, SlotStart, StepBatch
 from planes.errors import ValidationError
 from tests.compute_plane.executor.slot_batches import column, step
-from tests.compute_plane.executor.tiny_llama import (
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 
 SPEC = replace(tiny_spec(), context_length=2048)
 WEIGHTS = tiny_weights(SPEC)

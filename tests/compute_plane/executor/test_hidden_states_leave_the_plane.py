@@ -21,12 +21,8 @@ from compute_plane.executor.step import StepBatch
 from planes.errors import ExecutionError
 from tests.compute_plane.executor.embedded_texts import embed
 from tests.compute_plane.executor.slot_batches import LIMITS, Plane, start, step
-from tests.compute_plane.executor.tiny_llama import (
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 LAST, SUM = EmbeddingPart.LAST, EmbeddingPart.SUM

@@ -12,13 +12,9 @@ from compute_plane.executor.packed_layers import PackedWeights
 from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.tensor import TensorFormat
-from tests.compute_plane.executor.tiny_llama import (
-    ArraySource,
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_sources import ArraySource
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 SPEC = tiny_spec(quantisable=True)

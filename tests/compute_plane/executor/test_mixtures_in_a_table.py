@@ -18,12 +18,9 @@ from kernels.cpu.attention_sizes import attention_scratch_bytes
 from kernels.cpu.int8_sizes import int8_scratch_bytes
 from kernels.cpu.operation import FETCH, FETCH_BYTES
 from kernels.cpu.routing_sizes import EXPERT_CALL_BYTES, routing_scratch_bytes
-from tests.compute_plane.executor.tiny_llama import (
-    ArraySource,
-    pool_for,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_spec
+from tests.compute_plane.executor.tiny_sources import ArraySource
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 
 SPEC = replace(tiny_spec(quantisable=True), architecture="mixtral", mixture=Mixture(7, 3))
 Q4_1, Q8_0 = TensorFormat.Q4_1, TensorFormat.Q8_0

@@ -16,8 +16,8 @@ from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_executor,
     tiny_spec,
-    tiny_weights,
 )
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.compute_plane.model.k_blocks import k_blocks
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 

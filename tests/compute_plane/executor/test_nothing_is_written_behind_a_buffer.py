@@ -15,8 +15,9 @@ import pytest
 from compute_plane.executor import llama_table, step_headers
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.interface import EmbeddingPart, EmbeddingWant
-from compute_plane.executor.llama_table import LOGITS_ROWS, PIECE_TOKENS
+from compute_plane.executor.logits_records import LOGITS_ROWS
 from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.executor.pieces import PIECE_TOKENS
 from compute_plane.executor.product_records import ProductRecords
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
@@ -29,16 +30,16 @@ from compute_plane.model.tensor import TensorFormat
 from kernels.cpu.attention_items import MAX_SHARED_ITEMS, num_segments
 from kernels.cpu.latent_operands import HEAD_CALL_BYTES
 from tests.compute_plane.executor.tiny_llama import (
-    ArraySource,
     pool_for,
     tiny_spec,
-    tiny_weights,
     with_convolutions,
     with_delta_net,
     with_latents,
     with_mamba2,
     with_single_layers,
 )
+from tests.compute_plane.executor.tiny_sources import ArraySource
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import NUM_STATES, BatchDriver, DrivenSequence
 
 GUARD_BYTES = 1 << 17

@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType as GgmlType
 from compute_plane.executor import weight_formats
 from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.executor.weight_formats import measure_conversions
-from compute_plane.model import layout
+from compute_plane.model import layout, stored_names
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.quantize import round_to_bf16
 from compute_plane.model.spec import ModelSpec
@@ -141,7 +141,7 @@ def check_against(weights, source, as_run=lambda values: values, spec=SPEC):
     if layout.LM_HEAD in source.tensors:
         same(unpacked(weights.lm_head), layout.LM_HEAD)
     for index, layer in enumerate(weights.layers):
-        name = {role: layout.layer_tensor(index, role) for role in layout.GGUF_LAYER_NAMES}
+        name = {role: layout.layer_tensor(index, role) for role in stored_names.GGUF_LAYER_NAMES}
         same(vector_at(layer.attn_norm, spec.hidden_size), name[layout.ATTN_NORM])
         same(
             side_by_side(layer.mixer.qkv),

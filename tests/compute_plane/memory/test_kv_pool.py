@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from compute_plane.memory.kv_pool import KvPool
-from kernels.cpu.kv_layout import KvLayout
+from kernels.cpu.kv_layout import KvLayout, PoolLayout
 
 
 def test_a_pool_starts_zeroed_and_aligned_for_every_vector() -> None:
@@ -18,7 +18,7 @@ def test_a_pool_starts_zeroed_and_aligned_for_every_vector() -> None:
 
 
 def test_copying_a_block_copies_all_its_layers_and_touches_no_other() -> None:
-    pool = KvPool(KvLayout("int8", 2, 1, 16, 32), 4)
+    pool = KvPool(PoolLayout((KvLayout("int8", 2, 1, 16, 32),)), 4)
     pool.data[:] = np.random.default_rng(0).integers(0, 256, pool.data.shape, np.uint8)
     before = pool.data.copy()
     pool.copy_block(1, 3)

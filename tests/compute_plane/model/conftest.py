@@ -91,6 +91,7 @@ GGUF_PARTS_OF_DEEPSEEK = {
 GGUF_VECTORS = {
     "D": "ssm_d",
     "sinks": "attn_sinks.weight",
+    "layer_scalar": "layer_output_scale.weight",
     "A_log": "ssm_a",
     "dt_bias": "ssm_dt.bias",
     "expert_bias": "exp_probs_b.bias",
@@ -103,6 +104,15 @@ GGUF_PARTS_OF_GEMMA = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 
+GGUF_PARTS_OF_GEMMA4 = GGUF_PARTS_OF_GEMMA | {
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+}
+
 
 def name_in_gguf(name: str, architecture: str = "llama") -> str:
     fixed = {
@@ -110,6 +120,9 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         "model.norm.weight": "output_norm.weight",
         "model.embedding_norm.weight": "token_embd_norm.weight",
         "lm_head.weight": "output.weight",
+        "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+        "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+        "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     }
     if name in fixed:
         return fixed[name]
@@ -119,6 +132,7 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
     _, _, layer, part = module.split(".", 3)
     others = {
         "gemma3": GGUF_PARTS_OF_GEMMA,
+        "gemma4": GGUF_PARTS_OF_GEMMA4,
         "glm4": GGUF_PARTS_OF_GLM,
         "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
         "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
@@ -196,6 +210,7 @@ def write_gguf(
             list: writer.add_array, bool: writer.add_bool, float: writer.add_float32,
             int: writer.add_uint32,
         }[type(value)]  # fmt: skip
+        writer.kv_data[0].pop(f"{model.in_gguf}.{key}", None)
         add(f"{model.in_gguf}.{key}", value)
     for key in skip_keys:
         del writer.kv_data[0][key]

@@ -17,7 +17,7 @@ from compute_plane.model.json_file import JsonObject
 from compute_plane.model.loader import load_model
 from compute_plane.model.rope import query_growth
 from compute_plane.model.rope_scaling import YarnScaling
-from compute_plane.model.spec import faults_of
+from compute_plane.model.spec_faults import faults_of
 from tests.compute_plane.executor.tiny_llama import tiny_spec
 from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
 from tests.devices import STAND_IN, Target

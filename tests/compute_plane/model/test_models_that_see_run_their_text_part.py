@@ -233,7 +233,7 @@ def test_a_text_part_that_is_none_is_refused(made, config, error, message, tmp_p
 
 def test_a_tensor_of_no_part_is_named(made, tmp_path: Path) -> None:
     def strange(name: str) -> str:
-        return name.replace("multi_modal_projector.", "audio_tower.")
+        return name.replace("multi_modal_projector.", "touch_tower.")
 
-    with pytest.raises(ModelFileError, match=r"audio_tower"):
+    with pytest.raises(ModelFileError, match=r"touch_tower"):
         load_model(str(rewritten(made[0], tmp_path / "m", None, strange)))

@@ -17,7 +17,8 @@ from compute_plane.model.rope_scaling import (
     scaled_context_length,
     yarn_attention_factor,
 )
-from compute_plane.model.spec import ModelSpec, faults_of
+from compute_plane.model.spec import ModelSpec
+from compute_plane.model.spec_faults import faults_of
 
 SPEC = ModelSpec(
     name="m",

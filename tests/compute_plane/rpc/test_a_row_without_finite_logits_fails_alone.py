@@ -14,12 +14,8 @@ from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.simulated import VOCAB_SIZE
 from compute_plane.memory.kv_pool import KvPool
 from protos.hetero.compute.v1 import compute_pb2
-from tests.compute_plane.executor.tiny_llama import (
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.compute_plane.rpc.plane_harness import Harness, start
 
 SPEC = replace(tiny_spec(), vocab_size=VOCAB_SIZE)

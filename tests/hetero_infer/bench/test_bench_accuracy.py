@@ -20,13 +20,9 @@ from hetero_infer.bench.report import to_object, to_text
 from hetero_infer.bench.settings import AccuracySettings, FormatPair
 from hetero_infer.bench.text_logits import BLOCK_SIZE, WINDOW, TextLogits
 from planes.errors import ConfigError, ExecutionError
-from tests.compute_plane.executor.tiny_llama import (
-    ArraySource,
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_sources import ArraySource
+from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 SPEC = tiny_spec(quantisable=True)

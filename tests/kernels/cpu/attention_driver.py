@@ -140,6 +140,7 @@ class Setting:
         factors = np.full(dim // 2, factors, np.float32)
         record[RopeAngles.FACTORS] = factors.ctypes.data
         run_chunks(rope_angles, record, header, chunks, workers)
+        ones = np.ones(dim, np.float32)
         record = np.zeros(RECORD_WORDS, np.int64)
         for word, value in (
             (RopeWrite.QKV, qkv.ctypes.data), (RopeWrite.COSINES, cosines.ctypes.data),
@@ -154,6 +155,7 @@ class Setting:
             (RopeWrite.QUERY_NORM, address_of(changes.norms and changes.norms[0])),
             (RopeWrite.KEY_NORM, address_of(changes.norms and changes.norms[1])),
             (RopeWrite.EPSILON, np.float32(changes.eps).view(np.uint32)),
+            (RopeWrite.VALUE_NORM, ones.ctypes.data if changes.norms_values else 0),
             (RopeWrite.GROWTH, address_of(growth and growth[0])),
             (RopeWrite.GROWTH_LENGTH, growth[1] if growth else 0),
         ):  # fmt: skip

@@ -34,6 +34,7 @@ class Mixture:
     scale: float | None = None
     num_groups: int = 0
     groups_per_token: int = 0
+    expert_scales: Float32Array | None = None
     chosen: Int32Array = field(init=False)
     weights: Float32Array = field(init=False)
     places: Int32Array = field(init=False)
@@ -65,6 +66,8 @@ class Mixture:
         record[Routing.IS_SIGMOID] = self.is_sigmoid
         if self.correction is not None:
             record[Routing.CORRECTION] = self.correction.ctypes.data
+        if self.expert_scales is not None:
+            record[Routing.EXPERT_SCALES] = self.expert_scales.ctypes.data
         if self.scale is not None:
             self._scale = np.float32([self.scale])
             record[Routing.SCALE] = self._scale.ctypes.data

@@ -27,7 +27,8 @@ def parts_of(changes: HeadChanges) -> dict[str, HeadChanges]:
     """Return what architectures have of them: nothing, biases, norms; and both."""
     norms = replace(changes, bias=None)
     return {
-        "nothing": UNCHANGED, "biases": HeadChanges(changes.bias), "norms": norms, "both": changes
+        "nothing": UNCHANGED, "biases": HeadChanges(changes.bias), "norms": norms, "both": changes,
+        "norms of values, too": replace(norms, norms_values=True),
     }  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def test_queries_grow_by_the_factor_of_their_position_and_keys_do_not(dtype: str
     np.testing.assert_array_equal(same_pool, pool)
 
 
-@pytest.mark.parametrize("what", ["nothing", "biases", "norms", "both"])
+@pytest.mark.parametrize("what", ["nothing", "biases", "norms", "both", "norms of values, too"])
 @pytest.mark.parametrize("dtype", list(VALUE_BYTES))
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_size"), SHAPES)
 def test_queries_and_the_pool_are_those_of_the_reference(

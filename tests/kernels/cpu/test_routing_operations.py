@@ -10,6 +10,7 @@ import pytest
 
 from kernels.cpu.operands import RowFormat, row_bytes
 from kernels.reference import mixture as reference
+from kernels.reference.rms_norm import rms_norm
 from tests.amx.sets import sets_that_run
 from tests.kernels.cpu.operation_calls import Int8Rows
 from tests.kernels.cpu.routing_driver import Mixture, digest, drawn
@@ -53,6 +54,21 @@ def test_scores_may_be_sigmoids_and_corrected_where_experts_are_chosen(
     )  # fmt: skip
     np.testing.assert_array_equal(mixture.chosen[:tokens], chosen)
     np.testing.assert_allclose(mixture.weights[:tokens], weights, rtol=3e-6)
+    mixture.check_ends()
+
+
+@pytest.mark.parametrize("normalises", [False, True])
+def test_weights_of_an_expert_are_multiplied_by_its_number(normalises: bool) -> None:
+    mixture, random = drawn(9, 20, 5), np.random.default_rng(2)
+    mixture.normalises, mixture.expert_scales = normalises, random.standard_normal(20, np.float32)
+    mixture.run("route_tokens", range(2))
+    chosen, weights = np.empty((9, 5), np.int32), np.empty((9, 5), "f4")
+    reference.route(
+        mixture.logits, normalises=normalises, chosen=chosen, weights=weights,
+        expert_scales=mixture.expert_scales,
+    )  # fmt: skip
+    np.testing.assert_array_equal(mixture.chosen[:9], chosen)
+    np.testing.assert_allclose(mixture.weights[:9], weights, rtol=2e-6)
     mixture.check_ends()
 
 
@@ -185,6 +201,23 @@ def test_what_experts_give_is_weighed_and_added_to_the_tokens_of_the_piece(n: in
     )  # fmt: skip
     np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(hidden[[0, 1, 15, 16]], expected[[0, 1, 15, 16]])
+
+
+@pytest.mark.parametrize("n", [1, 16, 100])
+def test_what_experts_give_may_be_normed_before_it_is_added(n: int) -> None:
+    mixture, random = drawn(13, 20, 5).routed(), np.random.default_rng(n)
+    given, norm = random.standard_normal((65, n), np.float32), random.standard_normal(n, np.float32)
+    hidden = random.standard_normal((17, n), np.float32)
+    sums, normed = np.zeros((13, n), np.float32), np.empty((13, n), np.float32)
+    reference.add_experts(given[mixture.places[:13]], mixture.weights[:13], sums)
+    rms_norm(sums, norm, 1e-3, normed)
+    expected = hidden.copy()
+    expected[2:15] += normed
+    mixture.run(
+        "add_experts", range(4), first_token=2, source=given.ctypes.data, out=hidden.ctypes.data,
+        n=n, norm=norm.ctypes.data, epsilon=int(np.float32(1e-3).view(np.uint32)),
+    )  # fmt: skip
+    np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 16, 100])

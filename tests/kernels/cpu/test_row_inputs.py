@@ -278,3 +278,18 @@ def test_sampled_rows_are_the_normed_rows_of_the_tokens_that_are_named() -> None
     record[RowInput.ROWS_WORD] = StepWord.NUM_OUT_ROWS
     run(row_inputs.sampled_rows, record, header, range(3))
     assert (out == rows_of(row_inputs.normed_rows, x, k, weight)[tokens]).all()
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+def test_gates_and_ups_may_lie_apart(k: int) -> None:
+    """Ups are a part of wider rows, of all tokens of a step."""
+    gates, ups = drawn(4, k), drawn(9, k + 11, 1)
+    expected = np.empty_like(gates)
+    gelu_mul(np.concatenate([gates, ups[2:6, 5 : 5 + k]], axis=1), expected)
+    out = np.full(4 * k + 7, UNTOUCHED, np.float32)
+    record = row_record(gates, k, RowFormat.FLOAT32, out, None)
+    record[RowInput.SOURCE_FIRST_WORD] = StepWord.ZERO
+    record[RowInput.UPS], record[RowInput.UPS_STRIDE] = ups[:, 5:].ctypes.data, k + 11
+    run(row_inputs.gelu_rows_apart, record, step_header(4, first=2)[0], range(3))
+    np.testing.assert_allclose(out[: 4 * k].reshape(4, k), expected, rtol=1e-5, atol=1e-6)
+    assert (out[4 * k :] == UNTOUCHED).all()
