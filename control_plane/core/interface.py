@@ -54,7 +54,8 @@ class SchedulerConfig:
     this share of it, in (0, 1]; a lone request runs regardless.
     `max_slots`: slots of the compute plane; None: as many as `max_num_seqs`.
     `prefill_patience`: after this many steps in a row in which decoding left no room for prompt
-    work, the next step reserves a row and a share of its tokens for it.
+    work, the next step reserves a row and a share of its tokens for it. If a step has more rows
+    than that, and decoding fills them all, every step does: it costs decoding less.
     `num_host_blocks`: blocks of the compute plane's host pool; a preempted sequence is swapped out
     there while there is room, and computed anew otherwise. 0: always computed anew.
     `speculative_tokens`: tokens a decode row may guess (`control_plane.core.drafting`); 0: none.

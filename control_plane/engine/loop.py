@@ -32,6 +32,7 @@ from control_plane.engine.inbox import Inbox
 from control_plane.engine.ledger import Ledger
 from control_plane.engine.link import ComputeLink
 from control_plane.engine.steps_in_flight import StepsInFlight
+from control_plane.engine.vain_losses import MAX_LOSSES_WITHOUT_PROGRESS, VainLosses
 from control_plane.errors import ComputeUnavailableError, LinkError
 from control_plane.metrics.plane_meter import PlaneMeter
 from control_plane.telemetry import EngineMetrics
@@ -39,10 +40,6 @@ from planes.errors import EngineError
 
 RECONNECT_PAUSE_S = 0.05
 """Between attempts to open the link; gRPC itself connects again after 50 to 250 ms."""
-
-MAX_LOSSES_WITHOUT_PROGRESS = 5
-"""When the plane is lost this often with no result in between, what it was given is to blame; of
-results in between, a request that had no token of them: a long prompt may kill with its end."""
 
 _log = structlog.get_logger(__name__)
 
@@ -106,7 +103,7 @@ class EngineLoop:
         self._is_linked = False
         self._is_well = False  # as last told to `on_link_change`
         self._lost_at = clock()
-        self._losses_without_progress = 0
+        self._losses = VainLosses()
         self._num_losses = 0
         self._memory = memory_stats()
         self._metrics = EngineMetrics()
@@ -192,7 +189,7 @@ class EngineLoop:
         for command in self.inbox.drain():
             self._desk.carry_out(command)
             if not self._scheduler.has_pending_work():
-                self._losses_without_progress = 0  # whatever the plane was lost with has gone
+                self._losses.note_progress()  # whatever the plane was lost with has gone
 
     # --- batches out ---
 
@@ -221,7 +218,7 @@ class EngineLoop:
                 self._sent.check()
                 return
             self._sent.take(result)
-            self._losses_without_progress = 0
+            self._losses.note_progress()
             now = self._received_at = self._clock()
             for output in self._scheduler.commit(result, now):
                 self._ledger.take(output, now)
@@ -264,8 +261,7 @@ class EngineLoop:
         tell("link lost", error=error.message, steps_in_flight=len(self._sent))
         self.meter.num_losses += 1
         self._num_losses += 1
-        if self._sent:
-            self._losses_without_progress += 1
+        self._losses.note(while_computing=bool(self._sent))
         suspects = self._sent.suspects
         self._link.close()
         self._sent.clear()
@@ -280,10 +276,14 @@ class EngineLoop:
         self._give_up(suspects)
 
     def _give_up(self, suspects: Iterable[int]) -> None:
-        """End the requests that seem to kill planes; `suspects`: that were being computed."""
-        most = MAX_LOSSES_WITHOUT_PROGRESS
+        """End the requests that seem to kill planes; `suspects`: that were being computed.
+
+        Those that only waited go on then, unless that has happened some times without a result.
+        """
+        most, blamed = MAX_LOSSES_WITHOUT_PROGRESS, False
         for request_id in suspects:
             if self._ledger.note_loss(request_id) >= most:
+                blamed = True
                 self._fail(
                     request_id,
                     ComputeUnavailableError(
@@ -291,11 +291,11 @@ class EngineLoop:
                         "request"
                     ),
                 )
-        if self._losses_without_progress >= most:
-            self._losses_without_progress = 0
+        num_losses = self._losses.give_up_after(anyone_is_blamed=blamed)
+        if num_losses is not None:
             self._fail_all(
                 ComputeUnavailableError(
-                    f"the compute plane was lost {most} times in a row without a result"
+                    f"the compute plane was lost {num_losses} times in a row without a result"
                 )
             )
 

@@ -25,6 +25,14 @@ Computing a prompt is an order of magnitude faster, by the token, than generatin
 requests gives each of them fewer tokens a second.
 """
 
+MOST_AHEAD = 8
+FACTOR_AHEAD = 1.5
+"""A plane with more requests than the least busy one, by so many and so many times, gets none.
+
+Else all with one long beginning would go to the plane that had it first, and the others would never
+have it: no prefix is worth a plane that stands still.
+"""
+
 
 def chunk_hashes(tokens: Sequence[int], salt: str) -> list[int]:
     """Return a hash for each beginning of the prompt that is a whole number of chunks.
@@ -81,8 +89,13 @@ class Candidate(NamedTuple):
 
 
 def choose(candidates: Sequence[Candidate]) -> int:
-    """Return the index of the best; the least loaded of equals, the first of those."""
+    """Return the index of the best of those that are about as busy as the least busy one.
+
+    The least loaded of equals, the first of those.
+    """
+    least = min(candidate.load for candidate in candidates)
+    most = max(least + MOST_AHEAD, FACTOR_AHEAD * least)
     return max(
-        range(len(candidates)),
+        (index for index, candidate in enumerate(candidates) if candidate.load <= most),
         key=lambda index: (candidates[index].score, -candidates[index].load, -index),
     )

@@ -138,7 +138,9 @@ class Promises:
         )
         if output.prefill_request_ids:
             if is_calm and is_simple and could_decode - set(batch.slots):
-                assert self.steps_without_prefill >= config.prefill_patience
+                fills_rows = len(could_decode) >= config.max_batch_size
+                gives_a_row = fills_rows and config.max_batch_size > config.prefill_patience
+                assert gives_a_row or self.steps_without_prefill >= config.prefill_patience
             self.steps_without_prefill = 0
         elif any(not r.state.is_final for r in self.requests):
             self.steps_without_prefill += 1

@@ -74,6 +74,21 @@ def test_a_prompt_gets_a_row_after_a_bounded_number_of_steps_of_busy_decoding(en
     assert [e.step().prefill_request_ids for _ in range(4)] == [[], [], [], [3]]
 
 
+def test_a_prompt_gets_one_row_of_many_at_once(engine):
+    """As it would if a row were free: of eight rows that costs decoding one."""
+    e = engine(max_batch_size=8, prefill_patience=3, max_prefill_tokens=4)
+    for request_id in range(1, 9):
+        e.submit(request_id, prompt_len=1, max_tokens=50)
+    while e.scheduler.get_stats().num_waiting:
+        e.step()
+    e.submit(9, prompt_len=8, max_tokens=50)
+    outputs = [e.step() for _ in range(4)]
+    assert [o.prefill_request_ids for o in outputs] == [[9], [9], [], []]
+    assert [len(o.decode_request_ids) for o in outputs] == [7, 7, 8, 8]
+    # Nobody's turn is skipped: rows go round.
+    assert {1, 2, 3, 4, 5, 6, 7, 8} == {r for o in outputs[:2] for r in o.decode_request_ids}
+
+
 def test_a_long_prompt_gets_a_share_of_the_tokens_again_and_again(engine):
     e = engine(max_batch_size=8, max_total_tokens=4, prefill_patience=2)
     for request_id in (1, 2, 3, 4):
@@ -229,7 +244,6 @@ def test_all_samples_of_a_lone_request_run_whatever_the_threshold(engine):
     e = engine(max_batch_size=3, memory_threshold=0.01, prefill_patience=1)
     e.ask(1, [5], max_tokens=50, n=4)
     e.step()  # three of them have a place
-    e.step()
     assert e.step().prefill_request_ids == [1]
     assert e.scheduler.get_stats().num_running == 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.engine.loop import MAX_LOSSES_WITHOUT_PROGRESS
+from control_plane.engine.vain_losses import MAX_LOSSES_WITHOUT_PROGRESS
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import KVCacheManager
 from control_plane.core.request import Request, RequestState
 from control_plane.core.scheduler import Scheduler, SchedulerConfig
-from control_plane.engine.loop import MAX_LOSSES_WITHOUT_PROGRESS, EngineLoop
+from control_plane.engine.loop import EngineLoop
+from control_plane.engine.vain_losses import MAX_LOSSES_WITHOUT_PROGRESS, MAX_VAIN_ROUNDS
 from control_plane.errors import ComputeUnavailableError, LinkError
 
 
@@ -133,12 +134,28 @@ def test_a_request_that_gets_on_between_losses_is_never_given_up(params):
 
 def test_a_plane_that_never_has_a_result_ends_all_requests():
     engine = Engine(lambda _: True, max_num_seqs=1)
-    engine.submit(1, 4)
-    engine.submit(2, 4)  # waits
+    for request_id in range(1, 21):
+        engine.submit(request_id, 4)  # one runs, the others wait
     engine.run()
-    assert [type(engine.ends[n].error) for n in (1, 2)] == [ComputeUnavailableError] * 2
-    assert "this request" in engine.ends[1].error.message
-    assert "without a result" in engine.ends[2].error.message
+    assert all(type(end.error) is ComputeUnavailableError for end in engine.ends.values())
+    blamed = [n for n in engine.ends if "this request" in engine.ends[n].error.message]
+    assert blamed == list(range(1, MAX_VAIN_ROUNDS + 1))
+    assert all("without a result" in engine.ends[n].error.message for n in range(4, 21))
+    assert engine.plane.num_losses == MAX_VAIN_ROUNDS * MAX_LOSSES_WITHOUT_PROGRESS
+
+
+def test_who_only_waited_is_not_given_up_with_the_request_that_kills_at_once():
+    engine = Engine(
+        lambda batch: any(9 in start.token_ids for start in batch.starts),
+        max_num_seqs=2,
+        max_batch_size=2,
+    )
+    engine.submit(1, 4, token=9)
+    for request_id in range(2, 12):
+        engine.submit(request_id, 4)
+    engine.run()
+    states = [engine.ends[n].state.value for n in range(1, 12)]
+    assert states == ["failed", "failed", *["completed"] * 9]
     assert engine.plane.num_losses == MAX_LOSSES_WITHOUT_PROGRESS
 
 

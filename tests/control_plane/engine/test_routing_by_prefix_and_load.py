@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from control_plane.engine.routing import (
     CHUNK_TOKENS,
+    MOST_AHEAD,
     TOKENS_PER_REQUEST,
     Candidate,
     PrefixTrace,
@@ -24,6 +27,27 @@ def test_load_outweighs_a_short_prefix_and_not_a_long_one():
 def test_of_equals_the_least_loaded_is_chosen_and_then_the_first():
     assert choose([Candidate(TOKENS_PER_REQUEST, 1), Candidate(0, 0)]) == 1
     assert choose([Candidate(0, 2), Candidate(0, 2)]) == 0
+
+
+def test_a_prefix_decides_only_between_planes_that_are_about_as_busy():
+    far_behind = Candidate(8192, MOST_AHEAD + 1)
+    assert choose([far_behind, Candidate(0, 0)]) == 1
+    assert choose([Candidate(8192, MOST_AHEAD), Candidate(0, 0)]) == 0
+    assert choose([Candidate(8192, 60), Candidate(0, 50)]) == 0
+    assert choose([Candidate(8192, 90), Candidate(0, 50)]) == 1
+
+
+@pytest.mark.parametrize("num_planes", [2, 3])
+def test_requests_with_one_long_prefix_reach_every_plane(num_planes):
+    """A plane has the prefix from the first request on that it got."""
+    loads, has_prefix = [0] * num_planes, [False] * num_planes
+    for _ in range(300):
+        planes = zip(has_prefix, loads, strict=True)
+        chosen = choose([Candidate(8192 * has, load) for has, load in planes])
+        loads[chosen] += 1
+        has_prefix[chosen] = True
+    assert all(has_prefix)
+    assert max(loads) - min(loads) <= 1
 
 
 def test_requests_without_a_common_prefix_are_spread_evenly():
