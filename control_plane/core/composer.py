@@ -60,6 +60,8 @@ class StepComposer:
         max_tokens = self._config.max_total_tokens
         step = Step(step_id, self._config.embedding_size)
         candidates = list(running.decoding.values())
+        if len(candidates) > max_rows:  # among equals those served longest ago stay first
+            candidates.sort(key=lambda seq: seq.request.priority)
         has_prefill_work = len(running.prefilling) > 0 or len(self._queue) > 0
         patience = self._config.prefill_patience
         fills_rows = len(candidates) >= max_rows > patience
@@ -202,12 +204,16 @@ class StepComposer:
     def _admit(self, step: Step, before: Sequence | None = None) -> None:
         """Start waiting sequences, in order, while rows, tokens, slots and memory last.
 
-        `before`: only those that come before this one.
+        `before`: only those that come before this one. Where the first has no room, one of a lower
+        priority gives way, and the next step looks again.
         """
         running, queue, arrivals = self._running, self._queue, self._arrivals
         if not self._is_next(before) or running.is_preempting:  # nobody passes the preempted
             return
-        if running.slots.num_free == 0 or self._token_budget(step) == 0:
+        if self._token_budget(step) == 0:
+            return
+        if running.slots.num_free == 0:
+            running.make_way(queue.peek(), 0)
             return
         projected_blocks = arrivals.projected_blocks()
         while self._is_next(before):
@@ -230,8 +236,10 @@ class StepComposer:
             )
             is_lone = seq.group.num_running == len(running)
             if projected_blocks > self._threshold_blocks and not is_lone:
+                running.make_way(seq, projected_blocks - self._threshold_blocks)
                 return
             if not arrivals.can_admit(arrival, num_tokens):
+                running.make_way(seq, 1)
                 return
             queue.pop()
             table = running.admit(seq, arrival, num_tokens)

@@ -271,6 +271,23 @@ class RunningSet:
         self.num_preemptions += 1
         self.recall(seq)
 
+    def make_way(self, newcomer: Sequence, num_blocks: int) -> bool:
+        """Preempt the last sequence by `order` for one of a lower priority number; whether it did.
+
+        Nobody, unless all that are less urgent hold `num_blocks` together.
+        """
+        priority = newcomer.request.priority
+        others = [
+            seq
+            for seq in self._running.values()
+            if seq.request.priority > priority and not seq.draining
+        ]
+        held = sum(self.blocks_for(seq.num_tokens + 1) for seq in others)
+        if not others or held < num_blocks:
+            return False
+        self._preempt(max(others, key=lambda seq: seq.order))
+        return True
+
     def yield_beam(self) -> bool:
         """Preempt the last beam by `order` while somebody waits; whether there is one."""
         beams = [s for s in self._running.values() if s.is_beam and not s.draining]

@@ -32,7 +32,7 @@ from control_plane.engine.events import (
 )
 from control_plane.engine.inbox import Inbox
 from control_plane.engine.member import Member, PlaneFacts
-from control_plane.engine.moving import Moving, is_started
+from control_plane.engine.moving import Moving, begin_anew, is_started
 from control_plane.engine.routing import choose, chunk_hashes
 from control_plane.engine.totals import total_memory, total_metrics
 from control_plane.errors import DrainingError
@@ -239,7 +239,7 @@ class Fleet:
         hashes = self._hashes(request)
         member = self._best(able, hashes) if able else origin
         if member.facts.numerics_id != origin.facts.numerics_id and not is_started(request):
-            request.search = None  # nobody has seen it: it need not go on from other numbers
+            begin_anew(request)
         route.member.load -= route.weight
         route.member = member
         self._send_there(request, hashes)

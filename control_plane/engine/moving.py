@@ -29,6 +29,12 @@ def is_started(request: Request) -> bool:
     )
 
 
+def begin_anew(request: Request) -> None:
+    """Forget what a plane of other numbers has found of a request that nobody has seen."""
+    request.search = None
+    request.prompt_logprobs.clear()
+
+
 def withdraw(
     scheduler: SchedulerProtocol, ledger: Ledger, may_go: Callable[[Request], bool]
 ) -> list[Moving]:

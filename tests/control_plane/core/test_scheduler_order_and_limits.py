@@ -221,17 +221,19 @@ def test_a_part_of_a_block_above_the_threshold_is_not_to_be_had(engine):
 
 
 @pytest.mark.parametrize(
-    ("prompt_len", "n", "urgent_len", "first"),
-    [(24, 1, 3, 2), (24, 1, 4, 1), (23, 1, 4, 2), (20, 3, 3, 1), (20, 2, 3, 2)],
+    ("prompt_len", "n", "urgent_len", "has_room"),
+    [(24, 1, 3, True), (24, 1, 4, False), (23, 1, 4, True), (20, 3, 3, False), (20, 2, 3, True)],
 )
 def test_an_urgent_prompt_is_projected_beside_all_that_a_long_one_will_take(
-    engine, prompt_len, n, urgent_len, first
+    engine, prompt_len, n, urgent_len, has_room
 ):
+    """Where there is no room for both, the long one gives way."""
     e = engine(num_blocks=8, block_size=4, memory_threshold=1.0, max_total_tokens=4)
     e.ask(1, [5] * prompt_len, n=n)
     e.step()
     e.ask(2, [5] * urgent_len, priority=-1)
-    assert e.step().prefill_request_ids[0] == first
+    assert e.step().prefill_request_ids[0] == 2
+    assert e.scheduler.get_stats().num_preemptions == (0 if has_room else 1)
 
 
 def test_a_lone_request_runs_whatever_the_threshold(engine):

@@ -112,7 +112,9 @@ class GenerateRequest(_message.Message):
     """Empty: the model that is loaded. Another name than that is NOT_FOUND."""
     text: _builtins.str
     priority: _builtins.int
-    """Lower ones are served first; within one, first come, first served."""
+    """Lower ones are served first, and others give way to them where rows, slots or memory are short;
+    within one, first come, first served.
+    """
     cache_salt: _builtins.str
     """Tenant: only requests of the same salt share cached prompts. At most 256 bytes."""
     @_builtins.property
