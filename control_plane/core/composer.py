@@ -19,6 +19,11 @@ from control_plane.core.step import Step
 
 # A step that reserves room for prefill keeps one row and this part of its tokens for it.
 _RESERVED_TOKEN_DIVISOR = 4
+QUICK_START_TOKENS = 1 << 18
+"""Tokens that slots are started with in a step, about: to send so many takes some 25 ms, for which
+everybody waits."""
+MOST_START_TOKENS = 1 << 22
+"""The same where a start that is put off costs more: what a message may hold."""
 
 
 class StepComposer:
@@ -221,7 +226,7 @@ class StepComposer:
             if budget == 0 or running.slots.num_free == 0:
                 return
             seq = queue.peek()
-            if not self._takes(step, seq):
+            if not self._takes(step, seq) or not self._has_room_for_start(step, seq):
                 return
             arrival = arrivals.look_up(seq)
             if arrival is None:
@@ -261,6 +266,16 @@ class StepComposer:
     def _takes(self, step: Step, seq: Sequence) -> bool:
         """Whether the result of a step has room for what a sequence wants of it."""
         return seq.request.embedding is None or step.num_embeddings < self._config.max_embeddings
+
+    def _has_room_for_start(self, step: Step, seq: Sequence, *, is_dear: bool = False) -> bool:
+        """Whether a step may start a sequence: the first, and others while the message is small.
+
+        `is_dear`: if it is put off, its tokens are computed anew.
+        """
+        if step.num_start_tokens == 0:
+            return True
+        most = MOST_START_TOKENS if is_dear else QUICK_START_TOKENS
+        return step.num_start_tokens + seq.num_known_tokens <= most
 
     def _token_budget(self, step: Step) -> int:
         """Return how many tokens one more row of prefill may have in the step."""
@@ -309,7 +324,8 @@ class StepComposer:
         num_tokens = seq.num_computed_tokens
         for twin in self._book.bear(group):
             table = None
-            if step.num_places < self._config.max_batch_size:
+            has_room = self._has_room_for_start(step, twin, is_dear=seq.chain is None)
+            if has_room and step.num_places < self._config.max_batch_size:
                 table = running.fork(seq, twin, num_tokens, is_twin=True)
             if table is None:
                 self._queue.add(twin)

@@ -53,6 +53,7 @@ class Step:
         "holds_back",
         "num_decode_rows",
         "num_prefill_tokens",
+        "num_start_tokens",
         "positions",
         "rows",
         "sampled",
@@ -65,6 +66,7 @@ class Step:
         self.embedding_size = embedding_size
         self.num_decode_rows = 0
         self.num_prefill_tokens = 0
+        self.num_start_tokens = 0
         self.has_twins = False
         self.has_constraints = False
         self.holds_back = False
@@ -118,6 +120,7 @@ class Step:
         seq.needs_start = False
         seq.is_on_plane = True
         seq.mark()
+        self.num_start_tokens += seq.num_known_tokens
         self._starts.append(
             SlotStart(
                 slot=seq.slot,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterable
 
 from control_plane.core.batch import (
     BlockMove,
@@ -54,7 +55,7 @@ def batch_to_proto(
         ],
         swap_in=[_move_to_proto(move) for move in batch.swap_in],
         released=batch.released,
-        starts=[_start_to_proto(start) for start in batch.starts],
+        starts=_starts_to_proto(batch.starts),
         slots=batch.slots,
         query_lens=batch.query_lens,
         positions=batch.positions,
@@ -90,13 +91,27 @@ def _move_to_proto(move: BlockMove) -> compute_pb2.BlockMove:
     return compute_pb2.BlockMove(source_block=move.source, destination_block=move.destination)
 
 
-def _start_to_proto(start: SlotStart) -> compute_pb2.SlotStart:
+def _starts_to_proto(starts: Iterable[SlotStart]) -> list[compute_pb2.SlotStart]:
+    """Return the starts of a batch; samples of one request have one object of parameters."""
+    made: dict[int, compute_pb2.SamplingParams] = {}
+    found = []
+    for start in starts:
+        sampling = made.get(id(start.params))
+        if sampling is None:
+            sampling = made[id(start.params)] = _params_to_proto(start.params)
+        found.append(_start_to_proto(start, sampling))
+    return found
+
+
+def _start_to_proto(
+    start: SlotStart, sampling: compute_pb2.SamplingParams
+) -> compute_pb2.SlotStart:
     return compute_pb2.SlotStart(
         slot=start.slot,
         token_ids=start.token_ids,
         num_prompt_tokens=start.num_prompt_tokens,
         block_ids=start.block_ids,
-        sampling=_params_to_proto(start.params),
+        sampling=sampling,
         sample_index=start.sample_index,
     )
 
