@@ -209,23 +209,25 @@ class StepComposer:
     def _admit(self, step: Step, before: Sequence | None = None) -> None:
         """Start waiting sequences, in order, while rows, tokens, slots and memory last.
 
-        `before`: only those that come before this one. Where the first has no room, one of a lower
-        priority gives way, and the next step looks again.
+        `before`: only those that come before this one. Where the first has no room, those of lower
+        priorities give way, one after the other.
         """
         running, queue, arrivals = self._running, self._queue, self._arrivals
         if not self._is_next(before) or running.is_preempting:  # nobody passes the preempted
             return
         if self._token_budget(step) == 0:
             return
-        if running.slots.num_free == 0:
-            running.make_way(queue.peek(), 0)
-            return
         projected_blocks = arrivals.projected_blocks()
         while self._is_next(before):
             budget = self._token_budget(step)
-            if budget == 0 or running.slots.num_free == 0:
-                return
             seq = queue.peek()
+            if budget == 0:
+                return
+            if running.slots.num_free == 0:
+                if not running.make_way(seq, 0):
+                    return
+                projected_blocks = arrivals.projected_blocks()
+                continue
             if not self._takes(step, seq) or not self._has_room_for_start(step, seq):
                 return
             arrival = arrivals.look_up(seq)
@@ -234,18 +236,19 @@ class StepComposer:
             num_tokens = self._cut(
                 seq, arrival.state_places, arrival.num_computed, min(arrival.num_missing, budget)
             )
-            projected_blocks += (
+            num_wanted = (
                 running.blocks_for(seq.num_known_tokens + 1)
                 - arrival.num_in_use
                 + len(seq.group.unborn)
             )
+            num_beyond = projected_blocks + num_wanted - self._threshold_blocks
             is_lone = seq.group.num_running == len(running)
-            if projected_blocks > self._threshold_blocks and not is_lone:
-                running.make_way(seq, projected_blocks - self._threshold_blocks)
-                return
-            if not arrivals.can_admit(arrival, num_tokens):
-                running.make_way(seq, 1)
-                return
+            if (num_beyond > 0 and not is_lone) or not arrivals.can_admit(arrival, num_tokens):
+                if not running.make_way(seq, max(num_beyond, 1)):
+                    return
+                projected_blocks = arrivals.projected_blocks()
+                continue
+            projected_blocks += num_wanted
             queue.pop()
             table = running.admit(seq, arrival, num_tokens)
             step.add_start(seq, table)

@@ -272,9 +272,10 @@ class RunningSet:
         self.recall(seq)
 
     def make_way(self, newcomer: Sequence, num_blocks: int) -> bool:
-        """Preempt the last sequence by `order` for one of a lower priority number; whether it did.
+        """Preempt the last sequence by `order` for one of a lower priority number.
 
-        Nobody, unless all that are less urgent hold `num_blocks` together.
+        Whether it has gone: one with a step in flight goes when that has come. Nobody is preempted
+        unless all that are less urgent hold `num_blocks` together.
         """
         priority = newcomer.request.priority
         others = [
@@ -286,7 +287,7 @@ class RunningSet:
         if not others or held < num_blocks:
             return False
         self._preempt(max(others, key=lambda seq: seq.order))
-        return True
+        return not self.is_preempting
 
     def yield_beam(self) -> bool:
         """Preempt the last beam by `order` while somebody waits; whether there is one."""
