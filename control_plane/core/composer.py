@@ -55,9 +55,9 @@ class StepComposer:
 
         Decode rows come first, those served longest ago first among them; then prefill in order,
         within what is left of the step. If decoding filled `prefill_patience` steps, a row and
-        some tokens are kept for prefill, until it had a row. Where it fills all rows, and there are
-        more of them, that is one in so many, which prefill has at once: as it would have one if
-        there were a stream less.
+        some tokens are kept for prefill, until it had a row. Where it fills all rows, there are
+        more of them, and tokens for the others, prefill has one at once, as if there were a stream
+        less.
         """
         running = self._running
         running.begin_step()
@@ -69,9 +69,9 @@ class StepComposer:
             candidates.sort(key=lambda seq: seq.request.priority)
         has_prefill_work = len(running.prefilling) > 0 or len(self._queue) > 0
         patience = self._config.prefill_patience
-        fills_rows = len(candidates) >= max_rows > patience
+        share = -(-max_tokens // _RESERVED_TOKEN_DIVISOR)
+        fills_rows = len(candidates) >= max_rows > patience and max_tokens - share >= max_rows - 1
         if has_prefill_work and (fills_rows or self._steps_without_prefill >= patience):
-            share = -(-max_tokens // _RESERVED_TOKEN_DIVISOR)
             num_seen = self._book_decodes(step, candidates, max_rows - 1, max_tokens - share)
         else:
             num_seen = self._book_decodes(step, candidates, max_rows, max_tokens)

@@ -138,8 +138,8 @@ class Promises:
         )
         if output.prefill_request_ids:
             if is_calm and is_simple and could_decode - set(batch.slots):
-                fills_rows = len(could_decode) >= config.max_batch_size
-                gives_a_row = fills_rows and config.max_batch_size > config.prefill_patience
+                fills_rows = num_decodes >= config.max_batch_size - 1 >= config.prefill_patience
+                gives_a_row = fills_rows and config.max_total_tokens >= config.max_batch_size
                 assert gives_a_row or self.steps_without_prefill >= config.prefill_patience
             self.steps_without_prefill = 0
         elif any(not r.state.is_final for r in self.requests):

@@ -89,6 +89,17 @@ def test_a_prompt_gets_one_row_of_many_at_once(engine):
     assert {1, 2, 3, 4, 5, 6, 7, 8} == {r for o in outputs[:2] for r in o.decode_request_ids}
 
 
+def test_streams_that_fill_rows_and_tokens_are_not_stopped_by_a_prompt(engine):
+    """A row kept for it in each step would be all the tokens that there are."""
+    e = engine(max_batch_size=2, max_total_tokens=1, prefill_patience=1)
+    for request_id in (1, 2):
+        e.submit(request_id, prompt_len=1, max_tokens=50)
+    while e.scheduler.get_stats().num_waiting:
+        e.step()
+    e.submit(3, prompt_len=8, max_tokens=50)
+    assert [len(e.step().decode_request_ids) for _ in range(6)] == [1, 0] * 3
+
+
 def test_a_long_prompt_gets_a_share_of_the_tokens_again_and_again(engine):
     e = engine(max_batch_size=8, max_total_tokens=4, prefill_patience=2)
     for request_id in (1, 2, 3, 4):
