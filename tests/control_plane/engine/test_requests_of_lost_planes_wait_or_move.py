@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from structlog.testing import capture_logs
+
 from control_plane.config import SchedulingLimits
 from control_plane.core.request import FinishReason
+from control_plane.engine import fleet as fleet_module
 from control_plane.engine import loop as loop_module
 from control_plane.engine import one_of_several
 from control_plane.errors import ComputeUnavailableError
@@ -33,6 +36,32 @@ def test_a_started_request_waits_for_its_plane_and_an_unstarted_one_moves(planes
             await fleet.ended(started)
             assert fleet.text(started) == expected("started", LENGTH)
             assert fleet.member_of(planes[1]).loop.metrics.completed_requests == 1
+
+    asyncio.run(main())
+
+
+def test_many_requests_move_a_few_at_a_time(planes, expected, monkeypatch):
+    """The event loop has other things to do in between."""
+    monkeypatch.setattr(fleet_module, "PLACED_AT_ONCE", 2)
+
+    async def main():
+        planes[0].start()
+        async with FleetDriver(planes, limits=SchedulingLimits(max_num_seqs=1)) as fleet:
+            await fleet.linked(1)
+            planes[0].stands_after = STANDS_AFTER
+            started = fleet.submit("started", LENGTH)
+            waiting = [fleet.submit(f"waiting {number}", 20) for number in range(5)]
+            await fleet.until(lambda: len(fleet.tokens.get((started, 0), ())) > 3)
+            planes[1].start()
+            await fleet.linked(2)
+            with capture_logs() as lines:
+                await kill(planes[0])
+                for number, request_id in enumerate(waiting):
+                    await fleet.ended(request_id)
+                    assert fleet.text(request_id) == expected(f"waiting {number}", 20)
+            moved = [line["requests"] for line in lines if line["event"] == "requests moved"]
+            assert sum(moved) == 6
+            assert max(moved) == 2
 
     asyncio.run(main())
 
