@@ -75,7 +75,7 @@ class StepComposer:
             num_seen = self._book_decodes(step, candidates, max_rows - 1, max_tokens - share)
         else:
             num_seen = self._book_decodes(step, candidates, max_rows, max_tokens)
-        if has_prefill_work or len(running.prefilling) > 0 or len(self._queue) > 0:
+        if has_prefill_work or len(running.prefilling) > 0 or self._queue.has_next:
             is_full = self._token_budget(step) == 0
             self._book_prefills(step)
             self._admit(step)
@@ -264,7 +264,7 @@ class StepComposer:
     def _is_next(self, before: Sequence | None) -> bool:
         """Whether a sequence waits that comes before this one; None: whether any does."""
         queue = self._queue
-        return len(queue) > 0 and (before is None or queue.peek().order < before.order)
+        return queue.has_next and (before is None or queue.peek().order < before.order)
 
     def _takes(self, step: Step, seq: Sequence) -> bool:
         """Whether the result of a step has room for what a sequence wants of it."""

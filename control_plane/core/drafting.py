@@ -56,7 +56,7 @@ class Drafting:
         if in_flight[-1].holds_back:
             return True
         decoding = self._running.decoding
-        if len(decoding) >= self._most_rows or self._running.prefilling or len(self._queue) > 0:
+        if len(decoding) >= self._most_rows or self._running.prefilling or self._queue.has_next:
             return False
         is_waiting = False
         for seq in decoding.values():

@@ -259,6 +259,15 @@ class MovesRequests(Protocol):
 
 
 @runtime_checkable
+class IsolatesRequests(Protocol):
+    """A scheduler that can compute one request alone."""
+
+    def isolate(self, request_id: int | None) -> None:
+        """Admit nobody but this request, which may be unknown; None: all again."""
+        ...
+
+
+@runtime_checkable
 class SchedulerProtocol(Protocol):
     """What the engine loop needs of a scheduler; another one may be given to the engine.
 

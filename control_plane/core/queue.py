@@ -17,9 +17,11 @@ class WaitingQueue:
     which is cleared once most of it is dead: O(1) on average.
     """
 
-    __slots__ = ("_heap", "_num_of_request", "_waiting")
+    __slots__ = ("_heap", "_num_of_request", "_waiting", "alone")
 
     def __init__(self) -> None:
+        self.alone: int | None = None
+        """The request whose sequences alone may be taken out; None: all."""
         # seq_ids differ: no sequence is compared
         self._heap: list[tuple[int, float, int, Sequence]] = []
         self._waiting: dict[int, Sequence] = {}  # by seq_id
@@ -43,22 +45,33 @@ class WaitingQueue:
         counts[seq.request_id] = counts.get(seq.request_id, 0) + 1
         heappush(self._heap, (*seq.order, seq))
 
+    @property
+    def has_next(self) -> bool:
+        """Whether there is a sequence to take out."""
+        return bool(self._waiting) and (self.alone is None or self.alone in self._num_of_request)
+
     def peek(self) -> Sequence:
-        """Return the first sequence; the queue must not be empty."""
+        """Return the first sequence to take out; there must be one."""
+        if self.alone is not None:
+            own = (seq for seq in self._waiting.values() if seq.request_id == self.alone)
+            return min(own, key=lambda seq: seq.order)
         heap = self._heap
         while heap[0][2] not in self._waiting:
             heappop(heap)
         return heap[0][3]
 
     def pop(self) -> Sequence:
-        """Remove and return the first sequence; the queue must not be empty."""
+        """Remove and return the first sequence to take out; there must be one."""
         seq = self.peek()
-        heappop(self._heap)
-        self._forget(seq)
+        if self.alone is None:
+            heappop(self._heap)
+            self._forget(seq)
+        else:
+            self.remove(seq)
         return seq
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence out for good: one that is removed is not added again."""
+        """Take a sequence out, from anywhere."""
         self._forget(seq)
         if len(self._heap) > 2 * len(self._waiting) + _DEAD_ENTRIES_KEPT:
             self._heap = [entry for entry in self._heap if entry[2] in self._waiting]

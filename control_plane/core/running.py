@@ -292,7 +292,7 @@ class RunningSet:
     def yield_beam(self) -> bool:
         """Preempt the last beam by `order` while somebody waits; whether there is one."""
         beams = [s for s in self._running.values() if s.is_beam and not s.draining]
-        if not beams or len(self._queue) == 0:
+        if not beams or not self._queue.has_next:
             return False
         self._preempt(max(beams, key=lambda s: s.order))
         return True

@@ -163,6 +163,13 @@ class Scheduler:
         """
         return self._book.adopt(request)
 
+    def isolate(self, request_id: int | None) -> None:
+        """Admit nobody but this request, which may be unknown; None: all again.
+
+        Who runs goes on. While it is unknown nothing is admitted.
+        """
+        self._queue.alone = request_id
+
     def get_completed(self) -> list[Request]:
         """Return the requests that ended since the last call; call it, or they pile up."""
         return self._book.take_completed()

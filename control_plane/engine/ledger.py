@@ -34,14 +34,24 @@ class Entry:
     num_tokens_at_loss: int = 0
     num_vain_losses: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have come of it."""
+        search = self.request.search
+        if search is None:
+            return self.num_given_tokens
+        # It gives nothing out before its end.
+        return max((len(beam.tokens) for beam in search.beams), default=0)
+
+    @property
+    def has_got_on(self) -> bool:
+        """Whether a token has come of it since the last loss."""
+        return self.num_tokens > self.num_tokens_at_loss
+
     def note_loss(self) -> None:
         """Count a plane that was lost while it computed the request."""
-        search, num_tokens = self.request.search, self.num_given_tokens
-        if search is not None:  # which gives nothing out before its end
-            num_tokens = max((len(beam.tokens) for beam in search.beams), default=0)
-        has_got_on = num_tokens > self.num_tokens_at_loss
-        self.num_vain_losses = 0 if has_got_on else self.num_vain_losses + 1
-        self.num_tokens_at_loss = num_tokens
+        self.num_vain_losses = 0 if self.has_got_on else self.num_vain_losses + 1
+        self.num_tokens_at_loss = self.num_tokens
 
     def prompt_logprobs(self, output: RequestOutput) -> tuple[TokenLogprobs, ...] | None:
         """Return those of the prompt once, with the first news that say it is computed."""
@@ -163,6 +173,11 @@ class Ledger:
             return 0
         entry.note_loss()
         return entry.num_vain_losses
+
+    def is_cleared(self, request_id: int) -> bool:
+        """Whether a request has ended, left, or had a token since the last loss."""
+        entry = self._open.get(request_id)
+        return entry is None or entry.has_got_on
 
     def fail(self, request_id: int, error: EngineError) -> None:
         """End a request that the scheduler has been told to forget."""

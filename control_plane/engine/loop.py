@@ -32,6 +32,7 @@ from control_plane.engine.inbox import Inbox
 from control_plane.engine.ledger import Ledger
 from control_plane.engine.link import ComputeLink
 from control_plane.engine.steps_in_flight import StepsInFlight
+from control_plane.engine.trials import LOSSES_BEFORE, Trials
 from control_plane.engine.vain_losses import MAX_LOSSES_WITHOUT_PROGRESS, VainLosses
 from control_plane.errors import ComputeUnavailableError, LinkError
 from control_plane.metrics.plane_meter import PlaneMeter
@@ -104,6 +105,7 @@ class EngineLoop:
         self._is_well = False  # as last told to `on_link_change`
         self._lost_at = clock()
         self._losses = VainLosses()
+        self._trials = Trials(scheduler, self._ledger)
         self._num_losses = 0
         self._memory = memory_stats()
         self._metrics = EngineMetrics()
@@ -188,6 +190,7 @@ class EngineLoop:
     def _apply_commands(self) -> None:
         for command in self.inbox.drain():
             self._desk.carry_out(command)
+            self._trials.go_on()
             if not self._scheduler.has_pending_work():
                 self._losses.note_progress()  # whatever the plane was lost with has gone
 
@@ -222,6 +225,7 @@ class EngineLoop:
             now = self._received_at = self._clock()
             for output in self._scheduler.commit(result, now):
                 self._ledger.take(output, now)
+            self._trials.go_on()
             self._sent.note_work(is_left=self._scheduler.has_pending_work())
             if result.refusal is not None:
                 # A fault of ours, or the executor's. The batches sent after it were made as if it
@@ -280,10 +284,10 @@ class EngineLoop:
 
         Those that only waited go on then, unless that has happened some times without a result.
         """
-        most, blamed = MAX_LOSSES_WITHOUT_PROGRESS, False
+        most = MAX_LOSSES_WITHOUT_PROGRESS
         for request_id in suspects:
             if self._ledger.note_loss(request_id) >= most:
-                blamed = True
+                self._losses.note_blame()
                 self._fail(
                     request_id,
                     ComputeUnavailableError(
@@ -291,7 +295,9 @@ class EngineLoop:
                         "request"
                     ),
                 )
-        num_losses = self._losses.give_up_after(anyone_is_blamed=blamed)
+        if self._losses.in_a_row >= LOSSES_BEFORE:
+            self._trials.begin(suspects)
+        num_losses = self._losses.give_up_after()
         if num_losses is not None:
             self._fail_all(
                 ComputeUnavailableError(
@@ -328,6 +334,7 @@ class EngineLoop:
     def _fail(self, request_id: int, error: EngineError) -> None:
         self._scheduler.cancel(request_id)
         self._ledger.fail(request_id, error)
+        self._trials.go_on()
 
     # --- the end of a turn ---
 

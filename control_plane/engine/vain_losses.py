@@ -17,25 +17,34 @@ class VainLosses:
 
     def __init__(self) -> None:
         self._in_round = self._rounds = 0
+        self._has_blamed = False
+
+    @property
+    def in_a_row(self) -> int:
+        """How many there are since a result, or since somebody was given up for them."""
+        return self._in_round
 
     def note_progress(self) -> None:
         """Note a result, or that nothing is left of what the plane was lost with."""
         self._in_round = self._rounds = 0
+        self._has_blamed = False
 
     def note(self, *, while_computing: bool) -> None:
         """Note a loss; it counts if steps were under way."""
         self._in_round += while_computing
 
-    def give_up_after(self, *, anyone_is_blamed: bool) -> int | None:
-        """Return after how many losses all requests are given up; None: they go on.
+    def note_blame(self) -> None:
+        """Note that a request is given up for them."""
+        self._has_blamed = True
 
-        `anyone_is_blamed`: requests of the steps that were lost are given up now.
-        """
+    def give_up_after(self) -> int | None:
+        """Return after how many losses all requests are given up; None: they go on."""
         if self._in_round < MAX_LOSSES_WITHOUT_PROGRESS:
             return None
+        has_blamed, self._has_blamed = self._has_blamed, False
         self._in_round = 0
         self._rounds += 1
-        if anyone_is_blamed and self._rounds < MAX_VAIN_ROUNDS:
+        if has_blamed and self._rounds < MAX_VAIN_ROUNDS:
             return None
         num_losses = self._rounds * MAX_LOSSES_WITHOUT_PROGRESS
         self._rounds = 0

@@ -93,6 +93,9 @@ class Engine:
         raise AssertionError(f"nothing has come of it after {self.plane.num_losses} losses")
 
 
+KILLERS = (3, 7, 1, 2)
+
+
 def reads_past(position):
     """A plane that dies of a token behind `position`."""
     return lambda batch: any(
@@ -155,7 +158,7 @@ def test_who_only_waited_is_not_given_up_with_the_request_that_kills_at_once():
         engine.submit(request_id, 4)
     engine.run()
     states = [engine.ends[n].state.value for n in range(1, 12)]
-    assert states == ["failed", "failed", *["completed"] * 9]
+    assert states == ["failed", *["completed"] * 10]
     assert engine.plane.num_losses == MAX_LOSSES_WITHOUT_PROGRESS
 
 
@@ -166,6 +169,46 @@ def test_who_waits_is_not_given_up_for_what_the_plane_was_lost_with():
     engine.run()
     assert [engine.ends[n].state.value for n in (1, 2, 3)] == ["failed", "failed", "completed"]
     assert engine.plane.num_losses == 2 * MAX_LOSSES_WITHOUT_PROGRESS
+
+
+@pytest.mark.parametrize("num_killers", [1, 2, 4])
+def test_who_was_in_the_steps_of_a_request_that_kills_at_once_gets_on(num_killers):
+    """They are computed one at a time until it is known who it is."""
+    engine = Engine(lambda batch: any(9 in start.token_ids for start in batch.starts))
+    for request_id in range(1, 9):
+        engine.submit(request_id, 4, 20, token=9 if request_id in KILLERS[:num_killers] else 1)
+    engine.run()
+    failed = [n for n in range(1, 9) if engine.ends[n].state is RequestState.FAILED]
+    assert failed == sorted(KILLERS[:num_killers])
+    assert engine.plane.num_losses <= 2 + num_killers * MAX_LOSSES_WITHOUT_PROGRESS
+
+
+def test_nobody_waits_any_more_once_it_is_known_who_it_is():
+    engine = Engine(lambda batch: any(9 in start.token_ids for start in batch.starts))
+    engine.submit(1, 4, 50)
+    engine.submit(2, 4, 50, token=9)
+    engine.submit(3, 4, 50)
+    while 2 not in engine.ends:
+        engine.loop.step()
+    engine.submit(4, 4, 50)
+    num_together = 0
+    for _ in range(40):
+        engine.loop.step()
+        num_together = max(num_together, *(len(step.slots) for step in engine.plane.steps), 0)
+    assert num_together == 3
+    engine.run()
+
+
+def test_one_on_trial_that_is_cancelled_keeps_nobody_waiting():
+    engine = Engine(lambda batch: any(9 in start.token_ids for start in batch.starts))
+    engine.submit(1, 4, 20, token=9)
+    engine.submit(2, 4, 20)
+    while engine.plane.num_losses < 3:
+        engine.loop.step()
+    engine.loop.inbox.cancel(1)
+    engine.run()
+    assert engine.ends[1].state is RequestState.CANCELLED
+    assert engine.ends[2].state is RequestState.COMPLETED
 
 
 def test_steps_that_are_refused_are_not_held_against_those_of_the_next_step():
