@@ -141,6 +141,13 @@ class AttentionRecords:
             ones,
         )
 
+    def rows_between(self, index: int) -> list[tuple[int, int]]:
+        """Return address and width of the queries of a layer, if it attends."""
+        layer = self._first_layer + index
+        if layer not in self._spec.attending_layers(self._first_layer):
+            return []
+        return [(self._queries, self._kind_of(index).heads.query_size)]
+
     @property
     def scratch_bytes(self) -> int:
         """What a worker needs."""

@@ -330,12 +330,13 @@ class CpuExecutor:
         headers = all_headers[: len(kinds)]
         entries = [(record, header) for header in headers for record in llama.before]
         for index, layers in enumerate(zip(llama.layers, llama.prompt_layers, strict=True)):
-            if parts.late is not None and llama.late is not None and index == llama.late.first:
-                kinds, headers = parts.late, all_headers[len(kinds) : parts.num_pieces]
-                entries += [(record, header) for header in headers for record in llama.late.before]
             of_pieces = [layers[is_prompt] for is_prompt in kinds]
             for of_piece, header in zip(of_pieces, headers, strict=True):
                 entries += [(record, header) for record in of_piece.write]
+            if parts.late is not None and llama.late is not None and index == llama.late.first:
+                kinds, headers = parts.late, all_headers[len(kinds) : parts.num_pieces]
+                entries += [(record, header) for header in headers for record in llama.late.before]
+                of_pieces = [layers[is_prompt] for is_prompt in kinds]
             for of_piece, header in zip(of_pieces, headers, strict=True):
                 entries += [(record, header) for record in of_piece.read]
         for header in all_headers[parts.num_pieces :]:

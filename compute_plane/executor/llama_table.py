@@ -16,9 +16,10 @@ A step of more tokens than fit the buffers is cut into pieces. In every layer al
 `write` before any goes through `read`, so a row may attend to what a row of a later piece writes.
 States are read and written in `read`, piece after piece.
 
-Where the last layers write no keys and values, nothing that comes later reads what they make of a
-token but its own output. So those tokens alone whose output is wanted go on to them, as pieces of
-their own behind all others (`LateRecords`): of a prompt the last token.
+Once the last keys and values are written, nothing that comes later reads what is made of a token
+but its own output. So those tokens alone whose output is wanted go on from there, as pieces of
+their own behind all others (`LateRecords`): of a prompt the last token. That leaves out most of the
+last layer, and all those behind it that have no keys and values of their own.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ class LayerRecords:
 
 @dataclass(frozen=True, slots=True)
 class LateRecords:
-    """How tokens go on alone from layer `first` on: addresses of what a piece of them needs once.
+    """How tokens go on alone once all have been through `write` of layer `first`.
 
-    Their rows are copies of those of StepWord.TAKEN_TOKENS; FIRST_TOKEN is behind all others.
+    `before`: addresses of what a piece of them needs once. Their rows are copies of those of
+    StepWord.TAKEN_TOKENS; FIRST_TOKEN is behind all others.
     """
 
     first: int
@@ -82,8 +84,8 @@ class LlamaTable:
     """The records of a model and the buffers they work in.
 
     `max_tokens`: of one step. `before`, `layers`: addresses of records, in order; `prompt_layers`:
-    the layers for pieces of prompt tokens, the same ones unless `tells_prompts_apart`. `late`: of
-    models whose last layers write nothing, or None. `ends`: what comes behind them. `hidden`:
+    the layers for pieces of prompt tokens, the same ones unless `tells_prompts_apart`. `late`: None
+    where a state is the last that tokens leave. `ends`: what comes behind them. `hidden`:
     float32 [tokens, hidden], of all tokens of a step. `states`: of models with such layers.
     `scratch_bytes`: what a worker needs. Weights and pool, of the same layers, must outlive it.
     """
@@ -102,7 +104,7 @@ class LlamaTable:
         self.table.keep(self._arena)
         self._spec = spec
         self._first_layer = spec.num_layers - len(weights.layers)
-        first_late = first_late_layer(spec)
+        first_late = first_late_layer(spec, self._first_layer)
         # Buffers of all tokens of a step come lazily from the system: what is not touched is free.
         step_rows = max_tokens if first_late is None else 2 * max_tokens
         memory = self._arena.take(FLOAT_BYTES * step_rows * spec.hidden_size)
@@ -177,9 +179,10 @@ class LlamaTable:
         )
 
     def _late(self, first_late: int) -> LateRecords:
-        """Return how tokens go on alone; `first_late`: from which layer of the model on."""
+        """Return how tokens go on alone; `first_late`: behind `write` of which of the layers."""
         taken = [(self._hidden.address, self._spec.hidden_size)]
         taken += [] if self._inputs is None else [self._inputs.rows]
+        taken += self._mixers.rows_between(first_late)
         before = [
             self.table.add(
                 take_rows,
@@ -188,7 +191,7 @@ class LlamaTable:
             )
             for address, width in taken
         ]
-        return LateRecords(first_late - self._first_layer, (*before, *self._mixers.before))
+        return LateRecords(first_late, (*before, *self._mixers.before))
 
     def _layers(self, weights: PackedWeights, records: TokenRecords) -> tuple[LayerRecords, ...]:
         return tuple(
@@ -245,8 +248,13 @@ class LlamaTable:
         ]
 
 
-def first_late_layer(spec: ModelSpec) -> int | None:
-    """Return the layer from which on no layer writes keys and values, or None if the last does."""
-    if not spec.kv_sources:
-        return None
-    return max(spec.layers_with_keys()) + 1
+def first_late_layer(spec: ModelSpec, first_layer: int) -> int | None:
+    """Return the layer behind whose `write` nothing is left that later tokens read.
+
+    Of those from `first_layer` on, counted from there; None: there is none.
+    """
+    states = max(spec.layers_with_state(first_layer), default=-1)
+    last = max(max(spec.layers_with_keys(first_layer), default=-1), states)
+    if last == states:  # which `read` changes
+        last += 1
+    return last - first_layer if first_layer <= last < spec.num_layers else None

@@ -106,6 +106,16 @@ class MixerRecords:
             )
         self.before = tuple(self._attention.before)
 
+    def rows_between(self, index: int) -> list[tuple[int, int]]:
+        """Return address and width of rows that `write` of a layer leaves to its `read`.
+
+        Of buffers that hold all tokens of a step.
+        """
+        attention = self._attention
+        if isinstance(attention, LatentRecords):
+            return []
+        return attention.rows_between(index)
+
     @property
     def rows_of_heads(self) -> RowBuffers | None:
         """The rows that products of heads read, of models that have such."""

@@ -51,6 +51,7 @@ class TwoParts:
 
     def __init__(self, cut: int, formats: dict[str, TensorFormat]) -> None:
         self.first = executor_of(0, cut, formats)
+        self.first._llama.late = None  # its last layer is not the model's: all tokens go on
         self.last = executor_of(cut, SPEC.num_layers - cut, formats)
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
