@@ -78,7 +78,8 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     if options.prebuilt is not None:
         run["taken_over"] = take_over(options.prebuilt, told.machine_code)
         print(_say_of_taken_over(run, told.machine_code), flush=True)
-    wanted = [part for part in parts if part.name in options.only] if options.only else parts
+    by_name = {part.name: part for part in parts}
+    wanted = [by_name[name] for name in dict.fromkeys(options.only)] or parts
     if options.goes_on and not options.only:
         wanted = [part for part in wanted if not report.is_done(part.name)]
     fill_report(report, wanted, told, options.out, began + options.seconds)
@@ -164,12 +165,24 @@ def _say_of_taken_over(run: dict[str, Any], machine_code: Path) -> str:
 
 def _report_of(options: argparse.Namespace, run: dict[str, Any]) -> Report:
     """Return the report to fill. Raises ValueError where the one that is there cannot go on."""
+    if options.starts_anew:
+        return Report(options.out, run)
+    if not options.out.exists():
+        if options.goes_on:  # on a machine that was given back it must be brought again
+            print(
+                f"{options.out} is not there: nothing to go on from, all parts are run", flush=True
+            )
+        return Report(options.out, run)
+    try:
+        earlier = Report.read(options.out)
+    except ValueError as error:
+        raise ValueError(f"{error}: --fresh begins anew") from None
     if not options.goes_on:
+        if earlier.has_parts:  # of minutes that nobody may have again
+            raise ValueError(
+                f"{options.out} has parts: --continue goes on from it, --fresh begins anew"
+            )
         return Report(options.out, run)
-    if not options.out.exists():  # on a machine that was given back it must be brought again
-        print(f"{options.out} is not there: nothing to go on from, all parts are run", flush=True)
-        return Report(options.out, run)
-    earlier = Report.read(options.out)
     if earlier.devices != {run["device"]["name"]}:
         raise ValueError(f"{options.out} is of another device: {', '.join(earlier.devices)}")
     return Report(options.out, run, earlier=earlier)
@@ -200,19 +213,34 @@ def _parse(arguments: Sequence[str] | None, parts: Sequence[Part]) -> argparse.N
         "--kv-cache-dtype", default="auto", choices=("auto", *QUANTIZED_DTYPES),
         help="what the engine's parts keep keys and values in",
     )  # fmt: skip
-    parser.add_argument(
+    known = parser.add_mutually_exclusive_group()
+    known.add_argument(
         "--continue", dest="goes_on", action="store_true",
         help="keep what FILE has of parts that came to their end, and do the others",
+    )  # fmt: skip
+    known.add_argument(
+        "--fresh", dest="starts_anew", action="store_true",
+        help="begin FILE anew; without this one that has parts is left as it is",
     )  # fmt: skip
     parser.add_argument(
         "--commit", metavar="HASH", help="what was checked out, of a copy; git is not asked then"
     )
     parser.add_argument(
-        "--only", action="append", choices=[part.name for part in parts], metavar="PART",
-        help="run this part only; again for another one: "
+        "--only", action="extend", default=[], metavar="PARTS",
+        type=lambda names: _known_names(names, [part.name for part in parts]),
+        help="run these parts only, with commas between them, in this order: "
         + ", ".join(part.name for part in parts),
     )  # fmt: skip
     return parser.parse_args(arguments)
+
+
+def _known_names(text: str, names: Sequence[str]) -> list[str]:
+    """Return names that have commas between them. Raises ArgumentTypeError for one that is none."""
+    wanted = text.split(",")
+    for name in wanted:
+        if name not in names:
+            raise argparse.ArgumentTypeError(f"no part {name!r}; there is {', '.join(names)}")
+    return wanted
 
 
 def _describe_run(commit: str | None) -> dict[str, Any]:

@@ -36,8 +36,11 @@ class Report:
     @classmethod
     def read(cls, path: Path) -> Report:
         """Read one that was written. Raises ValueError if it is of another kind."""
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.get("report_version") != REPORT_VERSION:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            content = None
+        if not isinstance(content, dict) or content.get("report_version") != REPORT_VERSION:
             raise ValueError(f"{path} is no report of version {REPORT_VERSION}")
         read = cls(path, {})
         read.runs, read._parts = content["runs"], content["parts"]
@@ -47,6 +50,11 @@ class Report:
     def devices(self) -> set[str]:
         """Names of the devices that it is of."""
         return {run["device"]["name"] for run in self.runs}
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it says anything of any part."""
+        return bool(self._parts)
 
     def is_done(self, name: str) -> bool:
         """Whether a part has come to its end, in this run or an earlier one."""

@@ -15,6 +15,7 @@ from bench.gpu import __main__ as report
 from bench.gpu import needed_kernels, part_process, provenance
 from bench.gpu.cases import draw_cases, with_launched
 from bench.gpu.part_process import Part
+from bench.gpu.report import REPORT_VERSION
 from kernels.cuda import build
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
@@ -95,9 +96,55 @@ def test_a_missed_target_is_no_fault_and_time_that_ran_out_is_one(run):
     assert found["parts"]["finds"]["values"]["engine_steps"] == {"kv_cache_dtype": "int8"}
     ran = found["runs"][0]
     assert (ran["commit"], ran["tree_has_changes"]) == ("abc", None)  # git is not asked then
-    code, found = run(part("finds"), flags=("--seconds", "0"))
+    code, found = run(part("finds"), flags=("--seconds", "0", "--fresh"))
     assert code == 1
     assert found["failures"] == ["finds: left out: no time was left"]
+
+
+@pytest.mark.parametrize(
+    "flags", [("--only", "finds_a_fault,finds"), ("--only", "finds_a_fault", "--only", "finds")]
+)
+def test_parts_run_in_the_order_in_which_they_are_named(run, flags):
+    """Minutes of a device go to what is asked for first."""
+    _, found = run(part("finds"), part("raises"), part("finds_a_fault"), flags=flags)
+    assert list(found["parts"]) == ["finds_a_fault", "finds"]
+
+
+def test_a_part_that_is_named_twice_runs_once_and_one_that_is_not_there_is_told(run, capsys):
+    _, found = run(part("finds"), flags=("--only", "finds,finds"))
+    assert found["parts"]["finds"]["values"]["numerics"] == ["one case"]
+    with pytest.raises(SystemExit, match="2"):
+        report.main(["--out", str(run.out), "--only", "finds,found"], (part("finds"),))
+    assert "no part 'found'; there is finds" in capsys.readouterr().err
+
+
+def test_a_report_is_not_begun_anew_unless_that_is_asked_for(run, capsys):
+    """It may be of minutes on a machine that is gone."""
+    run(part("finds"))
+    before = run.out.read_text()
+    assert report.main(["--out", str(run.out)], (part("finds_a_fault"),)) == 2
+    said = f"{run.out} has parts: --continue goes on from it, --fresh begins anew\n"
+    assert capsys.readouterr().err == said
+    assert run.out.read_text() == before
+    _, found = run(part("finds_a_fault"), flags=("--fresh",))
+    assert (list(found["parts"]), len(found["runs"])) == (["finds_a_fault"], 1)
+
+
+def test_a_report_without_parts_is_no_loss(run):
+    run()
+    code, found = run(part("finds"))
+    assert (code, list(found["parts"])) == (0, ["finds"])
+
+
+@pytest.mark.parametrize("content", ['{"report_version": 3}', "no report", "[]"])
+@pytest.mark.parametrize("flags", [(), ("--continue",)])
+def test_a_file_that_is_no_such_report_is_kept(run, capsys, content, flags):
+    run.out.write_text(content)
+    assert report.main(["--out", str(run.out), *flags], (part("finds"),)) == 2
+    said = f"{run.out} is no report of version {REPORT_VERSION}: --fresh begins anew\n"
+    assert capsys.readouterr().err == said
+    assert run.out.read_text() == content
+    run(part("finds"), flags=("--fresh",))
 
 
 def test_what_a_part_has_found_stays_where_going_on_has_no_time_for_it(run):
