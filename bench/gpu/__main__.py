@@ -74,7 +74,9 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     device = run["device"]
     print(f"{device['name']}, capability {device['capability']}", flush=True)
     print(f"kernel compiler: {run['software']['compiler']}", flush=True)
-    told = PartOptions(_kernel_cache(options), 0.0, options.kv_cache_dtype)
+    told = PartOptions(
+        _kernel_cache(options), 0.0, options.kv_cache_dtype, has_rivals=options.has_rivals
+    )
     if options.prebuilt is not None:
         run["taken_over"] = take_over(options.prebuilt, told.machine_code)
         print(_say_of_taken_over(run, told.machine_code), flush=True)
@@ -221,6 +223,10 @@ def _parse(arguments: Sequence[str] | None, parts: Sequence[Part]) -> argparse.N
     known.add_argument(
         "--fresh", dest="starts_anew", action="store_true",
         help="begin FILE anew; without this one that has parts is left as it is",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-rivals", dest="has_rivals", action="store_false",
+        help="leave out what other libraries do of the same: torch, FlashInfer, transformers",
     )  # fmt: skip
     parser.add_argument(
         "--commit", metavar="HASH", help="what was checked out, of a copy; git is not asked then"

@@ -84,8 +84,9 @@ def engine_serving(found: Findings, options: PartOptions) -> None:
             kernel_cache=str(options.kernel_cache),
         )
         measure_engine(found, config, Load())
-        left = options.seconds - (time.perf_counter() - began)
-        compare_with_transformers(found, config, Load(), seconds=left)
+        if options.has_rivals:
+            left = options.seconds - (time.perf_counter() - began)
+            compare_with_transformers(found, config, Load(), seconds=left)
 
 
 def measure_engine(found: Findings, config: EngineConfig, load: Load) -> None:

@@ -111,11 +111,18 @@ SHAPES: Final = (
 
 
 def measure_experts(
-    shape: ExpertShape, launcher: Launcher, timer: Timer, *, late: Launcher, device: str = "cuda"
+    shape: ExpertShape,
+    launcher: Launcher,
+    timer: Timer,
+    *,
+    late: Launcher,
+    device: str = "cuda",
+    has_rivals: bool = True,
 ) -> dict[str, Any]:
     """Measure one shape; return times and rates, and torch's where its products do not wait.
 
-    `late`: another launcher, for launches in turn only.
+    `late`: another launcher, for launches in turn only. Without `has_rivals` torch's are measured
+    only where a step makes them.
     """
     problem = Problem(shape, launcher, device)
     takes = problem.operations.experts.takes(shape.num_tokens, problem.layers[0])
@@ -136,7 +143,7 @@ def measure_experts(
         visit = as_graph(problem.visit, device)
         result |= measured(visit)
         result["faults"] = problem.faults(visit, late)
-    if problem.torch_waits_for_nothing():
+    if problem.torch_waits_for_nothing() and (has_rivals or not takes):
         problem.leave_it_to_torch()
         figures = measured(as_graph(problem.visit, device))
         if takes:

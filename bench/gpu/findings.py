@@ -24,13 +24,14 @@ class PartOptions:
     `kernel_cache`: as a compute plane's flag of that name. `seconds`: what it may take from now on;
     a part that has more to measure than that ends earlier. `kv_cache_dtype`: what the engine keeps
     keys and values in, as its flag says it. `begin_at`: the first of its cases, shapes or folders
-    that an earlier process has not come to.
+    that an earlier process has not come to. `has_rivals`: other libraries are timed beside ours.
     """
 
     kernel_cache: Path
     seconds: float
     kv_cache_dtype: str = "auto"
     begin_at: int = 0
+    has_rivals: bool = True
     made_at: float = field(default_factory=time.monotonic, compare=False)
 
     @property
@@ -45,8 +46,8 @@ class PartOptions:
 
     def to_json(self) -> str:
         """Return it for `from_json`."""
-        told = (str(self.kernel_cache), self.seconds, self.kv_cache_dtype, self.begin_at)
-        return json.dumps(told)
+        told = (self.seconds, self.kv_cache_dtype, self.begin_at, self.has_rivals)
+        return json.dumps((str(self.kernel_cache), *told))
 
     @classmethod
     def from_json(cls, text: str) -> PartOptions:

@@ -210,6 +210,8 @@ def _measure_rivals(
     """
     import torch
 
+    if not options.has_rivals:
+        return
     key, unit = figure
     for shape, result in shapes:
         if time.monotonic() + RIVALS_S >= options.ends:
@@ -240,7 +242,8 @@ def quantized_matmul(found: Findings, options: PartOptions) -> None:
     def measure(shape: MatmulShape) -> None:
         torch.cuda.empty_cache()
         # The rivals' weights are their own, the same beside each of our formats: once is enough.
-        rivals = RIVALS if shape.weights == SHAPES[0].weights else {}
+        is_wanted = options.has_rivals and shape.weights == SHAPES[0].weights
+        rivals = RIVALS if is_wanted else {}
         result = measure_matmul(shape, loader.load, milliseconds, found.say, rivals=rivals)
         _note_kernels(found, loader, shape.variant)
         result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
@@ -268,7 +271,9 @@ def experts(found: Findings, options: PartOptions) -> None:
 
     def measure(shape: ExpertShape) -> None:
         torch.cuda.empty_cache()
-        result = measure_experts(shape, launcher, milliseconds, late=late)
+        result = measure_experts(
+            shape, launcher, milliseconds, late=late, has_rivals=options.has_rivals
+        )
         result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
         results.append(result)
         found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]
@@ -292,7 +297,13 @@ def dense_matmul(found: Findings, options: PartOptions) -> None:
     import torch
 
     from bench.gpu.decode_bandwidth import measure_copy
-    from bench.gpu.dense_bandwidth import SHAPES, DenseShape, measure_dense
+    from bench.gpu.dense_bandwidth import (
+        OWN_LAUNCHES,
+        RIVALS,
+        SHAPES,
+        DenseShape,
+        measure_dense,
+    )
 
     loader = KernelLoader(options.machine_code, found.say)
     loader.prepare([one for shape in SHAPES for one in (shape.variant, *shape.variants_apart)])
@@ -301,7 +312,8 @@ def dense_matmul(found: Findings, options: PartOptions) -> None:
 
     def measure(shape: DenseShape) -> None:
         torch.cuda.empty_cache()
-        result = measure_dense(shape, loader.load, milliseconds)
+        rivals = RIVALS if options.has_rivals else OWN_LAUNCHES
+        result = measure_dense(shape, loader.load, milliseconds, rivals=rivals)
         _note_kernels(found, loader, shape.variant)
         for figures in (result, *result["rivals"].values()):
             figures["fraction_of_copy"] = figures["gb_per_s"] / copy["gb_per_s"]
