@@ -3,6 +3,11 @@
 case              a drawn problem for a kernel and its exact answer, in NumPy
 cases/            how the problems of each operation are drawn
 numerics          every variant on drawn cases against that answer
+architectures     whole steps of tiny models, beside the CPU executor and in turn
+architecture_shapes  which models these are
+drawn_models      models of drawn weights in memory
+teacher_steps     steps through fixed texts, and the logits they give
+model_kernels     which kernels a model runs on
 decode_bandwidth  decode attention beside a device copy
 decode_rivals     others' decode attention on the same rows
 prefill_speed     operations a second of prefill attention

@@ -31,6 +31,7 @@ SECONDS: Final = 570.0
 
 PARTS: Final = (
     Part("numerics", "bench.gpu.kernel_parts:numerics", 120),
+    Part("architectures", "bench.gpu.architectures:architectures", 90),
     Part("decode_attention", "bench.gpu.kernel_parts:decode_attention", 75),
     Part("dense_matmul", "bench.gpu.kernel_parts:dense_matmul", 45),
     Part("engine_steps", "bench.gpu.engine_steps:engine_steps", 140),

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from bench.gpu import (
+    architecture_shapes,
     decode_bandwidth,
     dense_bandwidth,
     expert_speed,
@@ -23,9 +22,10 @@ from bench.gpu import (
     prefill_speed,
 )
 from bench.gpu.cases import with_launched
+from bench.gpu.drawn_models import drawn_model
+from bench.gpu.model_kernels import Nowhere, kernels_of
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION
 from compute_plane.cuda.kernel_operations import KernelOperations
-from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.model.errors import ModelReferenceError
 from compute_plane.model.loader import load_model
 from kernels.cuda import build
@@ -35,8 +35,6 @@ from kernels.cuda.errors import CudaKernelError
 from kernels.cuda.operations import all_variants
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.cuda.variant import Variant
 
 BLOCK_SIZE: Final = 16
@@ -58,9 +56,14 @@ def needed_variants() -> list[Variant]:
     return with_launched([*all_variants(every=False), *measured, *_of_models()])
 
 
+def built_variants() -> list[Variant]:
+    """Return those and what small models run on, which are checked as wholes: all to be built."""
+    return list(dict.fromkeys([*needed_variants(), *_of_small_models()]))
+
+
 def missing_variants(wanted: tuple[int, int], directory: Path) -> list[Variant]:
     """Return those of them that a cache does not have for a compute capability."""
-    return [one for one in needed_variants() if not build.is_built(one, wanted, directory)]
+    return [one for one in built_variants() if not build.is_built(one, wanted, directory)]
 
 
 def _of_models() -> Iterator[Variant]:
@@ -72,33 +75,12 @@ def _of_models() -> Iterator[Variant]:
     except ModelReferenceError:
         return
     for dtype, configured in (("float32", "float32"), ("bfloat16", "auto")):
-        plan = plan_weights(embedded.spec, embedded.source, dtype, configured)
-        made = KernelOperations(
-            Nowhere(), embedded.spec, dtype, BLOCK_SIZE, plan.quantized, has_dense=plan.has_dense
-        )
-        yield from made.variants
+        yield from kernels_of(embedded, dtype, BLOCK_SIZE, configured=configured)
 
 
-class Nowhere:
-    """The launcher of a device that is not there."""
-
-    device = torch.device("meta")
-    num_multiprocessors = 1
-    fetches_ahead = True
-
-    def prepare(self, variants: Sequence[Variant]) -> None:
-        """Load nothing."""
-
-    def launch(
-        self, variant: Variant, grid: tuple[int, int, int], *arguments: Tensor | float
-    ) -> None:
-        """Refuse."""
-        raise RuntimeError(f"{variant.name} was launched without a device: {grid}, {arguments}")
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Have the work refused, if it launches anything."""
-        work()
-        return work
+def _of_small_models() -> Iterator[Variant]:
+    for shape in architecture_shapes.SHAPES:
+        yield from kernels_of(drawn_model(shape.spec, shape.formats), "bfloat16", BLOCK_SIZE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="compute capability, like 8.9 (default: 9.0)",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    variants = needed_variants()
+    variants = built_variants()
     try:
         build.require_toolchain()
         build_ahead(variants, options.capability, options.directory, progress=_say)

@@ -181,7 +181,7 @@ def test_machine_code_made_elsewhere_is_taken_over_where_a_plane_looks_for_it(
     run, tmp_path, monkeypatch, capfd
 ):
     silu, norm = GateMulVariant("float32"), RmsNormVariant("float32", 256)
-    monkeypatch.setattr(needed_kernels, "needed_variants", lambda: [silu, norm])
+    monkeypatch.setattr(needed_kernels, "built_variants", lambda: [silu, norm])
     carried, cache = tmp_path / "carried", tmp_path / "cache"
     build.store(silu, (9, 0), build.private_directory(carried), b"code")
     (file,) = carried.iterdir()

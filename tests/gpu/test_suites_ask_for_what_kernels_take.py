@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu.needed_kernels import Nowhere
+from bench.gpu.model_kernels import Nowhere
 from bench.gpu.random_model import TINY
 from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.cuda.weight_plan import plan_weights
