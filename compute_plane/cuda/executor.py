@@ -27,7 +27,7 @@ from compute_plane.cuda.answers import answer
 from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import plan_copies
 from compute_plane.cuda.columns import Layout
-from compute_plane.cuda.decode_graphs import DecodeGraphs
+from compute_plane.cuda.decode_graphs import LADDER, DecodeGraphs
 from compute_plane.cuda.decode_steps import DecodeSteps
 from compute_plane.cuda.decode_under_way import DecodeUnderWay, TakenStep
 from compute_plane.cuda.embeddings import embedding_columns, run_embeddings
@@ -116,7 +116,9 @@ class CudaExecutor:
         )
         longest = min(spec.context_length, pools.num_blocks * pools.block_size)
         with driver.computing():  # which reads what is made here
-            self._model = LlamaModel(spec, weights, pools, operations, longest)
+            # With its padding a graph may have more rows than a batch may have tokens.
+            most_tokens = max(max_tokens, LADDER[-1])
+            self._model = LlamaModel(spec, weights, pools, operations, longest, most_tokens)
         self._longest = longest
         table_width = -(-longest // pools.block_size)
         self._graphs = DecodeGraphs(driver, self._model, table_width=table_width, longest=longest)

@@ -85,7 +85,7 @@ class HostLayersExecutor:
         )
         self._longest = min(spec.context_length, pools.num_blocks * pools.block_size)
         with driver.computing():  # which reads what is made here
-            self._model = LlamaModel(spec, weights, pools, operations, self._longest)
+            self._model = LlamaModel(spec, weights, pools, operations, self._longest, max_tokens)
         self._ring = StagingRing(driver, 1)
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:

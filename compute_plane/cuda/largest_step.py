@@ -98,7 +98,7 @@ def run_largest_step(
         num_states=int(has_states),
     )
     with driver.computing():  # which reads what is made here
-        model = LlamaModel(spec, weights, pools, operations, spec.context_length)
+        model = LlamaModel(spec, weights, pools, operations, spec.context_length, max_tokens)
     batch = largest_batch(spec, sizes)
     num_states = len(batch.query_lens) if has_states else 0
     shape = PoolShape(batch.block_tables.size, block_size, spec.vocab_size, 0, num_states)

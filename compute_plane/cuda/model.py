@@ -46,6 +46,7 @@ class LlamaModel:
     """Weights, pool and operations of one device, put together.
 
     `pools`: of the device. `max_positions`: tokens of the longest sequence there can be.
+    `max_tokens`: of the largest step.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LlamaModel:
         pools: BlockPools,
         operations: DeviceOperations,
         max_positions: int,
+        max_tokens: int,
     ) -> None:
         self._spec = spec
         self._weights = weights
@@ -71,6 +73,9 @@ class LlamaModel:
         # Of layers that turn nothing: those of one position, at which all tokens are.
         one = torch.full((1, spec.head_dim // 2), float(score_factor(spec)), device=self._device)
         self._no_angles: Angles = one, torch.zeros_like(one)
+        # Rotation reads it before its wait, so no launch of a step may write it (ADR 0031).
+        num_still = max_tokens if spec.layers_without_rope else 0
+        self._no_positions = torch.zeros(num_still, dtype=torch.int32, device=self._device)
         self._final_norm = weights.final_norm
         if spec.logits_scale != 1:
             self._final_norm = weights.final_norm * spec.logits_scale
@@ -129,7 +134,7 @@ class LlamaModel:
         turned, local = (self._angles, positions), (self._local_angles, positions)
         still = turned
         if spec.layers_without_rope:
-            still = (self._no_angles, torch.zeros_like(positions))
+            still = (self._no_angles, self._no_positions[: len(positions)])
 
         def of(layer: int) -> Turns:
             if layer in spec.layers_without_rope:

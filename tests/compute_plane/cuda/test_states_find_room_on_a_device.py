@@ -206,7 +206,7 @@ def test_models_that_turn_nothing_have_no_tables_of_positions() -> None:
             spec, driver, dtype=torch.bfloat16, block_size=BLOCK_SIZE, num_blocks=4, num_states=1
         )
         before = driver.meter.peak
-        LlamaModel(spec, weights, pools, MeteredOperations(driver), spec.context_length)
+        LlamaModel(spec, weights, pools, MeteredOperations(driver), spec.context_length, 64)
     assert driver.meter.peak - before < MIB
 
 
