@@ -33,6 +33,8 @@ class StatePool:
     """The states of one device. `device`: float32 [N, floats], empty states at first."""
 
     def __init__(self, spec: ModelSpec, driver: Driver, num_states: int) -> None:
+        self._driver = driver
+        self._state_bytes = state_bytes(spec)
         with driver.computing():
             self.device: Tensor = torch.zeros(
                 (num_states, state_floats(spec)), dtype=torch.float32, device=driver.device
@@ -50,8 +52,10 @@ class StatePool:
 
     def run(self, copies: Sequence[StateCopy]) -> None:
         """Queue the copies of a step."""
+        device, size = self.device, self._state_bytes
         for source, destination in copies:
-            self.device[destination].copy_(self.device[source])
+            if source != destination:
+                self._driver.copy_part(device, size * destination, device, size * source, size)
 
 
 def state_floats(spec: ModelSpec) -> int:

@@ -27,8 +27,8 @@ not need are zeros.
 No two rows with tokens have the same state. Neither array is written by a kernel: both are read
 before a launch waits for the one ahead (`instructions.early_launch`).
 
-States are copied by `copy_blocks`, whole, as words, a launch for each pair: copies come one after
-the other, and one may read what the one before has written.
+States are copied whole, by the driver, a copy for each pair: copies come one after the other, and
+one may read what the one before has written. No kernel copies any.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ import torch
 
 from compute_plane.cuda.decode_graphs import bytes_of_graphs
 from compute_plane.cuda.decode_inputs import STATE_ROWS, GraphInputs, InputMemory, bytes_of_inputs
+from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.executor import CudaExecutor
-from compute_plane.cuda.state_pool import OwnStates
+from compute_plane.cuda.state_pool import OwnStates, StatePool, state_bytes
 from compute_plane.executor.interface import ExecutionBatch, StateCopy
 from compute_plane.model.spec import ModelSpec
 from tests.compute_plane.cuda.drawn_steps import (
@@ -114,6 +115,32 @@ def test_states_are_copied_before_a_graph_runs() -> None:
         states[3], states[5] = states[101], states[100]
         assert executor.execute(batch).next_tokens.tolist() == found[-1]
     assert found[0] == found[1]
+
+
+class NotedCopies(CpuDriver):
+    """Notes the copies of bytes that are asked of it: to, from, how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[tuple[int, int, int]] = []
+
+    def copy_part(
+        self, target: torch.Tensor, first: int, source: torch.Tensor, begin: int, num_bytes: int
+    ) -> None:
+        assert target is source
+        self.copies.append((first, begin, num_bytes))
+        super().copy_part(target, first, source, begin, num_bytes)
+
+
+def test_copies_of_states_are_the_drivers_one_after_the_other() -> None:
+    driver = NotedCopies()
+    pool = StatePool(RECURRENT, driver, 10)
+    pool.device[4] = 1
+    size = state_bytes(RECURRENT)
+    pool.run([StateCopy(4, 9), StateCopy(9, 2), StateCopy(9, 9)])
+    assert driver.copies == [(9 * size, 4 * size, size), (2 * size, 9 * size, size)]
+    assert pool.device[[2, 4, 9]].all()
+    assert pool.device.any(1).sum() == 3
 
 
 def test_rows_of_a_run_change_their_states_with_their_slots() -> None:

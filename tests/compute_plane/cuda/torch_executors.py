@@ -157,7 +157,8 @@ class RecordingDriver(CpuDriver):
         if source.dtype == torch.uint8:
             super().copy_part(target, first, source, begin, num_bytes)
             return
-        self.calls.append("tokens")  # which stay on the device
+        # Both stay on the device.
+        self.calls.append("tokens" if source.dtype == torch.int64 else "states")
         part_of(target, first, num_bytes).copy_(part_of(source, begin, num_bytes))
 
     def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
