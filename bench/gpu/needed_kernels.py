@@ -8,6 +8,7 @@ the very same sources.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from bench.gpu import (
 )
 from bench.gpu.cases import with_launched
 from bench.gpu.drawn_models import drawn_model
+from bench.gpu.findings import line_of
 from bench.gpu.model_kernels import Nowhere, kernels_of
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION
 from compute_plane.cuda.kernel_operations import KernelOperations
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from kernels.cuda.variant import Variant
 
 BLOCK_SIZE: Final = 16
+SUITES: Final = "tests.gpu.kernels_of_suites"
 
 
 def needed_variants() -> list[Variant]:
@@ -57,8 +60,8 @@ def needed_variants() -> list[Variant]:
 
 
 def built_variants() -> list[Variant]:
-    """Return those and what small models run on, which are checked as wholes: all to be built."""
-    return list(dict.fromkeys([*needed_variants(), *_of_small_models()]))
+    """Return those and what `architectures` run on, which are checked as wholes: all it needs."""
+    return list(dict.fromkeys([*needed_variants(), *_of_architectures()]))
 
 
 def missing_variants(wanted: tuple[int, int], directory: Path) -> list[Variant]:
@@ -78,9 +81,22 @@ def _of_models() -> Iterator[Variant]:
         yield from kernels_of(embedded, dtype, BLOCK_SIZE, configured=configured)
 
 
-def _of_small_models() -> Iterator[Variant]:
+def _of_architectures() -> Iterator[Variant]:
     for shape in architecture_shapes.SHAPES:
         yield from kernels_of(drawn_model(shape.spec, shape.formats), "bfloat16", BLOCK_SIZE)
+
+
+def of_suites() -> list[Variant]:
+    """Return the kernels of the suites' small models; none, and that is said, without the tests.
+
+    Each process of a suite would wait for the compiler. What these models are is the tests' to say.
+    """
+    try:
+        variants: list[Variant] = importlib.import_module(SUITES).variants()
+    except ImportError as error:
+        _say(f"kernels of the suites' models are not built: {line_of(error)}")
+        return []
+    return variants
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="compute capability, like 8.9 (default: 9.0)",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    variants = built_variants()
+    variants = list(dict.fromkeys([*built_variants(), *of_suites()]))
     try:
         build.require_toolchain()
         build_ahead(variants, options.capability, options.directory, progress=_say)
