@@ -16,6 +16,8 @@ latent_shapes     those of attention over latents, of decode and prompts
 dense_bandwidth   products with dense weights beside the copy, and what they replace
 matmul_bandwidth  products with quantised weights beside the copy
 matmul_rivals     torch's products of the same size
+recurrence_speed  layers with states beside the copy
+small_launches    launches that few architectures have, copies of states
 device            kernels on the device, and how long its work takes
 engine_steps      decode steps of the whole executor: with graphs, without, beside the memory
 step_ways         which steps, and the ways in which an executor computes them
@@ -28,6 +30,7 @@ random_model      a Llama of random weights, made on the spot
 sanitizers        kernels watched by compute-sanitizer
 suites            the black-box tests on the device
 kernel_parts      what the report says of kernels
+recurrence_parts  what it says of layers with states
 findings          what a part has found so far
 one_by_one        cases and shapes of a part: none that fails takes the others with it
 part_process      a part in a process of its own, within its time

@@ -40,6 +40,7 @@ PARTS: Final = (
     Part("engine_steps_8b", "bench.gpu.engine_steps:engine_steps_8b", 180),
     Part("quantized_matmul", "bench.gpu.kernel_parts:quantized_matmul", 90),
     Part("experts", "bench.gpu.kernel_parts:experts", 60),
+    Part("recurrences", "bench.gpu.recurrence_parts:recurrences", 60),
     Part("sanitizers", "bench.gpu.sanitizers:sanitizers", 120),
     Part("suites", "bench.gpu.suites:suites", 600),
     Part("every_variant", "bench.gpu.kernel_parts:every_variant", 600),

@@ -21,6 +21,8 @@ from bench.gpu import (
     expert_speed,
     matmul_bandwidth,
     prefill_speed,
+    recurrence_speed,
+    small_launches,
 )
 from bench.gpu.cases import with_launched
 from bench.gpu.drawn_models import drawn_model
@@ -55,6 +57,8 @@ def needed_variants() -> list[Variant]:
         *(shape.variant for shape in dense_bandwidth.SHAPES),
         *(variant for shape in dense_bandwidth.SHAPES for variant in shape.variants_apart),
         *(one for shape in expert_speed.SHAPES for one in shape.operations(Nowhere()).variants),
+        *(one for shape in recurrence_speed.SHAPES for one in shape.kernels(Nowhere()).variants),
+        *small_launches.VARIANTS.values(),
     ]
     return with_launched([*all_variants(every=False), *measured, *_of_models()])
 
