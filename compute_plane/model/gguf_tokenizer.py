@@ -7,13 +7,14 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.gguf_header import GgufFile
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.pre_tokenizers import WORD_SPLITS, WordSplit
-from compute_plane.model.sentence_pieces import sentence_pieces_json
+from compute_plane.model.sentence_pieces import merged_pieces_json, sentence_pieces_json
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tokenizer_json import CONTROL, USER_DEFINED, Json, tokenizer_json
 
-# What GGUF calls two kinds of tokenizers, whichever models they belong to.
+# What GGUF calls two kinds of tokenizers, whichever models they belong to, and Gemma 4's.
 BYTE_LEVEL = "gpt2"
 SENTENCE_PIECE = "llama"
+MERGED_PIECES = "gemma4"
 SENTENCE_PIECE_BOS = "<s>"
 
 # Control tokens by which chat and base models end their text. A GGUF file names one end token, but
@@ -28,6 +29,9 @@ END_TOKENS = (
     "<|end|>",
     "<end_of_turn>",
     "<|observation|>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
 )
 OF_CHANNELS = ("<|return|>", "<|call|>")
 """End answers in channels (gpt-oss), whose messages end by `<|end|>`: that ends none of them."""
@@ -44,10 +48,12 @@ def read_gguf_assets(file: GgufFile, spec: ModelSpec) -> ModelAssets:
 
     Token ids are those of the tokenizer.json that the model was published with. Raises
     ModelFileError for a vocabulary that contradicts itself, UnsupportedModelError for a tokenizer
-    that is neither byte-level BPE of a known way of cutting words nor SentencePiece's BPE.
+    that is neither byte-level BPE of a known way of cutting words nor SentencePiece's BPE, by
+    scores or, as Gemma 4's, by merges.
     """
     keys = GgufMetadata(file)
-    split = _word_split(file, keys)
+    model = _checked_model(file, keys)
+    split = _word_split(file, keys) if model == BYTE_LEVEL else None
     tokens = _tokens(file, keys, spec)
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
@@ -56,18 +62,22 @@ def read_gguf_assets(file: GgufFile, spec: ModelSpec) -> ModelAssets:
     types = _types(file, keys, len(tokens))
     bos = _token_id(file, keys, "tokenizer.ggml.bos_token_id", len(tokens))
     add_bos = keys.boolean("tokenizer.ggml.add_bos_token")
-    if bos is None and split is None and SENTENCE_PIECE_BOS in vocab:
+    if bos is None and model == SENTENCE_PIECE and SENTENCE_PIECE_BOS in vocab:
         bos = vocab[SENTENCE_PIECE_BOS]
+    if model == MERGED_PIECES:
+        add_bos = bos is not None  # early converters wrote that Gemma 4's texts begin with none
     if add_bos is None:
         add_bos = (split is None or split.adds_bos) and bos is not None
     if add_bos and bos is None:
         raise ModelFileError(
             file.path, "tokenizer.ggml.add_bos_token is set, but tokenizer.ggml.bos_token_id is not"
         )
-    if split is None:
-        document = _of_sentence_pieces(file, keys, vocab, types)
-    else:
+    if split is not None:
         document = _of_byte_level(split, vocab, types, _merges(file, keys, vocab))
+    elif model == MERGED_PIECES:
+        document = merged_pieces_json(file.path, vocab, types, _merges(file, keys, vocab))
+    else:
+        document = _of_sentence_pieces(file, keys, vocab, types)
     return ModelAssets(
         tokenizer_json=document,
         chat_template=keys.text("tokenizer.chat_template", MAX_TEMPLATE_BYTES) or "",
@@ -80,27 +90,31 @@ def read_gguf_assets(file: GgufFile, spec: ModelSpec) -> ModelAssets:
     )
 
 
-def _word_split(file: GgufFile, keys: GgufMetadata) -> WordSplit | None:
-    """Return how a byte-level tokenizer cuts words; None: it is SentencePiece's."""
+def _checked_model(file: GgufFile, keys: GgufMetadata) -> str:
+    """Return what kind of tokenizer it is."""
     model = keys.require_text("tokenizer.ggml.model")
-    if model not in (BYTE_LEVEL, SENTENCE_PIECE):
+    if model not in (BYTE_LEVEL, SENTENCE_PIECE, MERGED_PIECES):
         raise UnsupportedModelError(
             file.path,
             f"tokenizer {printable(model)} is not supported; supported are {BYTE_LEVEL} "
-            f"(byte-level BPE) and {SENTENCE_PIECE} (SentencePiece's BPE)",
+            f"(byte-level BPE), {SENTENCE_PIECE} (SentencePiece's BPE) and {MERGED_PIECES} "
+            "(the same by merges)",
         )
     refused = ["remove_extra_whitespaces"]
-    if model == BYTE_LEVEL:
+    if model != SENTENCE_PIECE:
         refused.append("add_space_prefix")
     for key in refused:
         if keys.boolean(f"tokenizer.ggml.{key}"):
             raise UnsupportedModelError(file.path, f"tokenizer.ggml.{key} = true is not supported")
-    if model == SENTENCE_PIECE:
-        if keys.has("tokenizer.ggml.precompiled_charsmap"):
-            raise UnsupportedModelError(
-                file.path, "tokenizer.ggml.precompiled_charsmap is not supported"
-            )
-        return None
+    if model != BYTE_LEVEL and keys.has("tokenizer.ggml.precompiled_charsmap"):
+        raise UnsupportedModelError(
+            file.path, "tokenizer.ggml.precompiled_charsmap is not supported"
+        )
+    return model
+
+
+def _word_split(file: GgufFile, keys: GgufMetadata) -> WordSplit:
+    """Return how a byte-level tokenizer cuts words."""
     kind = keys.require_text("tokenizer.ggml.pre")
     split = WORD_SPLITS.get(kind)
     if split is None:

@@ -9,6 +9,8 @@ first: every way of cutting a piece into two other ones, in the order of the pie
 
 Text between special tokens is text of its own, with a space in front: so do the tokenizer.json
 files that such models are published with, and llama.cpp.
+
+Gemma 4's files have the list of merges itself, and no space in front. Their scores say nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +42,25 @@ def sentence_pieces_json(
     takes away. Raises ModelFileError for a vocabulary that cannot spell every byte.
     """
     _check_bytes(path, vocab, types)
+    merges = _merges(path, vocab, types, scores)
+    return _pieces_json(vocab, types, merges, adds_space=adds_space)
+
+
+def merged_pieces_json(
+    path: Path, vocab: dict[str, int], types: list[int], merges: list[str]
+) -> bytes:
+    """Return the bytes of a tokenizer.json; `merges`: "left right" each, best first.
+
+    Raises ModelFileError for a vocabulary that cannot spell every byte.
+    """
+    _check_bytes(path, vocab, types)
+    pairs = [merge.split(" ", 1) for merge in merges]
+    return _pieces_json(vocab, types, pairs, adds_space=False)
+
+
+def _pieces_json(
+    vocab: dict[str, int], types: list[int], merges: list[list[str]], *, adds_space: bool
+) -> bytes:
     unknown = [token for token, index in vocab.items() if types[index] == UNKNOWN]
     spell: list[Json] = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
     speak: list[Json] = [
@@ -60,7 +81,7 @@ def sentence_pieces_json(
             "unk_token": unknown[0] if unknown else None,
             "fuse_unk": True,
             "byte_fallback": True,
-            "merges": _merges(path, vocab, types, scores),
+            "merges": merges,
         },
     )
 

@@ -1,7 +1,7 @@
 """GGUF files name the way in which words are cut: tokens are llama.cpp's, which made the names up.
 
-Pairs are merged across words here, so that every border of a word shows. Runs where llama.cpp's
-program `llama-debug` is found.
+Pairs are merged across words here, so that every border of a word shows. Gemma 4's tokenizer has no
+words, only runs of newlines stand alone. Runs where llama.cpp's program `llama-debug` is found.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from compute_plane.model.loader import load_model
 from compute_plane.model.pre_tokenizers import WORD_SPLITS
+from compute_plane.model.sentence_pieces import BYTE_PIECES
+from compute_plane.model.tokenizer_json import BYTE, CONTROL, NORMAL, USER_DEFINED
 from tests.compute_plane.model.llama_cpp import NEEDS_PROGRAM, run
 
 TEXTS = (
@@ -49,10 +51,16 @@ def vocabulary() -> tuple[list[str], list[str]]:
     """Return tokens and merges, of pairs that are frequent in the texts whatever they are of."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return trained(tokenizer, SPECIALS, sorted(pre_tokenizers.ByteLevel.alphabet()))
+
+
+def trained(
+    tokenizer: Tokenizer, specials: list[str], alphabet: list[str]
+) -> tuple[list[str], list[str]]:
     trainer = trainers.BpeTrainer(
         vocab_size=1500,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=SPECIALS,
+        initial_alphabet=alphabet,
+        special_tokens=specials,
         show_progress=False,
     )
     texts = [*TEXTS, CAMELS, CAPITALS, COMPOSED_TEXT] * 5
@@ -63,8 +71,13 @@ def vocabulary() -> tuple[list[str], list[str]]:
     return sorted(model["vocab"], key=model["vocab"].get), merges
 
 
-def write(path: Path, kind: str, tokens: list[str], merges: list[str]) -> Path:
-    """Write a model of nothing but zeros whose words are cut in a way."""
+def write(
+    path: Path, kind: str, tokens: list[str], merges: list[str], types: list[int] | None = None
+) -> Path:
+    """Write a model of nothing but zeros whose words are cut in a way.
+
+    `types`: of the tokens of one that has pieces, not words.
+    """
     size = 32
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
@@ -74,10 +87,14 @@ def write(path: Path, kind: str, tokens: list[str], merges: list[str]) -> Path:
     writer.add_head_count(1)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(kind)
+    if types is None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(kind)
+        types = [CONTROL] * len(SPECIALS) + [NORMAL] * (len(tokens) - len(SPECIALS))
+    else:
+        writer.add_tokenizer_model(kind)
     writer.add_token_list(tokens)
-    writer.add_token_types([3] * len(SPECIALS) + [1] * (len(tokens) - len(SPECIALS)))
+    writer.add_token_types(types)
     writer.add_token_merges(merges)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
@@ -118,3 +135,21 @@ def test_tokens_of_texts_are_those_of_llama_cpp(
     for text in texts_for(kind):
         _, expected = run(path, text, tmp_path)
         assert tokenizer.encode(text, add_special_tokens=False).ids == expected
+
+
+def test_tokens_of_pieces_joined_by_merges_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+    tokens, merges = trained(tokenizer, [*SPECIALS, *BYTE_PIECES], [])
+    tokens = [token for token in tokens if token not in "½ℵ😀"]  # and so bytes
+    known = set(tokens)
+    merges = [m for m in merges if known.issuperset((*m.split(" "), m.replace(" ", "")))]
+    types = [NORMAL] * len(tokens)
+    types[: len(SPECIALS)] = [CONTROL, CONTROL, USER_DEFINED]
+    types[len(SPECIALS) : len(SPECIALS) + 256] = [BYTE] * 256
+    path = write(tmp_path / "model.gguf", "gemma4", tokens, merges, types)
+    ours = Tokenizer.from_str(load_model(str(path)).assets.tokenizer_json.decode())
+    for text in [*TEXTS, CAMELS, CAPITALS, COMPOSED_TEXT, "a<unk>  b\n\n\n<unk>"]:
+        _, expected = run(path, text, tmp_path)
+        assert [tokens.index("<s>"), *ours.encode(text).ids] == expected
