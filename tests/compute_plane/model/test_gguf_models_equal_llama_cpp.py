@@ -15,6 +15,7 @@ import pytest
 
 from compute_plane.model.loader import load_model
 from compute_plane.model.rope_scaling import yarn_attention_factor
+from tests.compute_plane.model.gemma4_models import Gemma4Model
 from tests.compute_plane.model.granite4_models import Granite4Model
 from tests.compute_plane.model.latent_models import LatentModel
 from tests.compute_plane.model.lfm2_models import Lfm2Model
@@ -39,6 +40,8 @@ ERNIE = {"interleave_moe_layer_step": 1, "expert_shared_feed_forward_length": 19
 HALF = {"rotary_dim": 8}
 DENSE_FIRST = {"num_layers": 3, "dense_layers": 1}
 DIVISORS = [1.0, 1.1, 1.3, 2.0, 3.0, 5.0]
+OF_31B = {"global_kv_heads": 1, "keys_are_values": True}
+GEMMA4_DIVISORS = Gemma4Model().divisors_in_gguf()
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "llama": ({}, {}, {}),
     "llama 3": ({}, {}, {"rope_freqs.weight": [1.0, 1.0, 1.5, 2.0, 3.0, 8.0, 8.0, 8.0]}),
@@ -146,9 +149,31 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "youtu": ({"of": LatentModel, "architecture": "youtu"}, {}, {}),
+    "gemma4": ({"of": Gemma4Model, **OF_31B, "cap": 3.0}, {}, GEMMA4_DIVISORS),
+    "gemma4, shared": (
+        {
+            "of": Gemma4Model, "pattern": "SFSFSSF", "num_kv_heads": 1, "num_sharing": 3,
+            "is_double": True, "input_size": 16, "cap": 30.0,
+        },
+        {},
+        GEMMA4_DIVISORS,
+    ),
+    "gemma4, experts": (
+        {"of": Gemma4Model, **OF_31B, "has_experts": True, "cap": 30.0}, {}, GEMMA4_DIVISORS,
+    ),
+    "gemma4, experts apart": (
+        {
+            "of": Gemma4Model, "pattern": "SF", "has_experts": True, "is_fused": False, "cap": 30.0,
+        },
+        {},
+        GEMMA4_DIVISORS,
+    ),
 }  # fmt: skip
-"""What a model has (`of`: the class that makes it), its file's keys, and vectors besides."""
-COARSE = ("gemma3", "gemma3, windows")
+"""What a model has (`of`: the class that makes it), its file's keys, and vectors besides.
+
+Each Gemma 4 has a cap: where its file names none llama.cpp takes 30, transformers none.
+"""
+COARSE = tuple(name for name in CASES if name.startswith("gemma"))
 """llama.cpp looks GELU up by float16."""
 
 pytestmark = [pytest.mark.slow, NEEDS_PROGRAM]
