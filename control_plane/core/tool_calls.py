@@ -16,10 +16,24 @@ begins inside of it."""
 
 
 class ThoughtMarks(NamedTuple):
-    """What stands before and behind the reasoning of an answer."""
+    """What stands before and behind the reasoning of an answer.
+
+    `label`: a word behind the first mark, without which that begins none.
+    """
 
     begin: str
     end: str
+    label: str = ""
+
+    @property
+    def opening(self) -> str:
+        """All that stands before the reasoning."""
+        return self.begin + self.label
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What may be special tokens."""
+        return self.begin, self.end
 
 
 THINK: Final = ThoughtMarks("<think>", "</think>")

@@ -103,10 +103,11 @@ def _schema_name(index: int) -> str:
 
 def _begin_of_thought(calls: ToolCalls) -> str:
     """Return the mark of reasoning, and space in front of it; all in one, or the rest is text."""
-    mark = calls.thought_marks.begin
-    if mark in dict(calls.tokens):
-        return f"{_MAYBE_SPACE} {mark_of(calls, mark)}"
-    return lark_regex(rf"[ \n]{{0,4}}{re.escape(mark)}")
+    marks = calls.thought_marks
+    if marks.begin in dict(calls.tokens):
+        label = f" {lark_text(marks.label)}" if marks.label else ""
+        return f"{_MAYBE_SPACE} {mark_of(calls, marks.begin)}{label}"
+    return lark_regex(rf"[ \n]{{0,4}}{re.escape(marks.opening)}")
 
 
 def _thought(calls: ToolCalls) -> list[str]:

@@ -79,7 +79,7 @@ def text_and_calls(
     token = dict(calls.tokens).get(mark)
     taken = [r"\{"] if begins_with_call else []
     if calls.thought == "may begin":
-        taken.append(re.escape(calls.thought_marks.begin))
+        taken.append(re.escape(calls.thought_marks.opening))
     at_start = "".join(map(_not_first, taken))
     behind = "" if goes_on is None else _not_first(goes_on)
     unmarked = "" if token is None else unspelled(mark)

@@ -101,7 +101,7 @@ class AnswerParser:
         # At the start: space, and what may be the beginning of the mark of reasoning.
         self._start_space: list[str] = []
         self._held = ""
-        self._begin = answer_format.marks.begin
+        self._begin = answer_format.marks.opening
         self._end = Until((answer_format.marks.end,))
         # Characters: taken, before the reasoning, and of the reasoning.
         self._num_taken = self._num_before = self._num_thought = 0

@@ -59,7 +59,7 @@ class AnswerFormats:
         names = () if self.calls is None else CALL_READERS[self.calls].NAMES
         if self.has_channels:
             names = (*names, *HarmonyReader.NAMES)
-        self._spelled = _special_tokens(tokenizer, self._marks or ())
+        self._spelled = _special_tokens(tokenizer, () if self._marks is None else self._marks.names)
         self._spelled_with_calls = {**self._spelled, **_special_tokens(tokenizer, names)}
 
     def of(
@@ -111,11 +111,11 @@ class AnswerFormats:
             return Thinking.IS_OVER
         if continued is not None:
             # As of an answer: reasoning is what it begins with, elsewhere the mark is a word.
-            begins = continued.lstrip(SPACE).startswith(self._marks.begin)
+            begins = continued.lstrip(SPACE).startswith(self._marks.opening)
             is_inside = begins and self._marks.end not in continued
             return Thinking.HAS_BEGUN if is_inside else Thinking.IS_OVER
         end = prompt.rstrip()
-        if end.endswith(self._marks.begin):
+        if end.endswith(self._marks.opening):
             return Thinking.HAS_BEGUN
         return Thinking.IS_OVER if end.endswith(self._marks.end) else Thinking.MAY_BEGIN
 
@@ -130,7 +130,7 @@ def _marks_of(template: ChatTemplate) -> str | None:
     if CHANNEL in template.source:
         return HARMONY
     for name, marks in THOUGHT_MARKS.items():
-        if any(mark in template.source for mark in marks):
+        if any(mark in template.source for mark in (marks.opening, marks.end)):
             return name
     return None
 

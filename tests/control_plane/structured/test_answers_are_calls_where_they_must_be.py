@@ -48,8 +48,8 @@ def grammars() -> Grammars:
 def format_of(
     name: str, thinking=Thinking.IS_OVER, *, is_start=True, has_tokens=False, tools=TOOLS
 ):
-    thought_marks = THOUGHT_MARKS["mistral" if name == "mistral" else "think"]
-    marks = (*thought_marks, *CALL_READERS[name].NAMES)
+    thought_marks = THOUGHT_MARKS[name if name in ("mistral", "gemma4") else "think"]
+    marks = (*thought_marks.names, *CALL_READERS[name].NAMES)
     spelled = dict(zip(MARKS, marks, strict=False)) if has_tokens else {}
     return AnswerFormat(
         thinking,
@@ -89,7 +89,7 @@ def take(made, token: int) -> None:
 def drawn(made, answer: AnswerFormat, seed: int) -> str:
     """A text of random tokens among those that may come; thoughts do not become long."""
     draw, said = random.Random(seed), bytearray()
-    begin, end = (mark.encode() for mark in answer.marks)
+    begin, end = answer.marks.opening.encode(), answer.marks.end.encode()
     ends_of_thought = [token for token, name in answer.spelled.items() if name.encode() == end]
     is_thinking = answer.thinking is Thinking.HAS_BEGUN
     while not made.is_complete:

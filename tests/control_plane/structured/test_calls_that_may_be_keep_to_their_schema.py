@@ -91,7 +91,7 @@ def test_what_follows_many_calls_keeps_to_the_schema_as_what_follows_one(grammar
 def test_whatever_is_drawn_keeps_what_is_strict(grammars, name, thinking, is_start, has_tokens):
     is_valid = pytest.importorskip("jsonschema_rs").validator_for(SCHEMA).is_valid
     answer = format_of(name, thinking, is_start=is_start, has_tokens=has_tokens)
-    marks = [tokens_of(answer, [m]) for m in (*answer.marks, *CALL_READERS[name].NAMES)]
+    marks = [tokens_of(answer, [m]) for m in (*answer.marks.names, *CALL_READERS[name].NAMES)]
     num_calls = 0
     for seed in range(24):
         if seed >= 8 and num_calls:
@@ -129,7 +129,7 @@ def test_a_call_has_one_of_the_tools_and_its_arguments_or_does_not_come(
 ):
     thinking = Thinking.MAY_BEGIN if THOUGHT in before else Thinking.IS_OVER
     answer = format_of(name, thinking, has_tokens=has_tokens)
-    begin, end = answer.marks
+    begin, end = answer.marks.names
     before = [begin, THOUGHT, end, "\n\n"] if THOUGHT in before else before
     said = [*before, *OPENINGS[name]]
     call = f'{{"name": "weather", "{KEYS[name]}": {{"town": "Ulm", "days": 3}}}}'
@@ -252,7 +252,7 @@ def test_space_may_stand_before_reasoning_and_what_follows_is_as_ever(
     grammars, name, has_tokens, choice
 ):
     answer = format_of(name, Thinking.MAY_BEGIN, has_tokens=has_tokens)
-    begin, end = answer.marks
+    begin, end = answer.marks.names
     tokens = tokens_of(answer, ["\n", begin, "Rain?", end, "\n", "<tool_call>"])
     made = constraint(grammars, answer, choice)
     assert goes(made, tokens) == len(tokens)
