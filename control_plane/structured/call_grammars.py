@@ -22,6 +22,7 @@ from control_plane.structured.call_rules import (
     text_and_calls,
     unspelled,
 )
+from control_plane.structured.gemma4_grammar import check_gemma4_name, gemma4_rules
 from control_plane.structured.harmony_grammar import check_harmony_name, harmony_rules
 from control_plane.structured.lark import lark_regex, lark_text
 from control_plane.structured.parameter_forms import FORMS, MAYBE_LINE, ParameterForm
@@ -29,6 +30,7 @@ from control_plane.structured.parameter_grammars import rules_of_calls
 from control_plane.structured.pythonic_forms import PYTHONIC_FORMS
 from control_plane.structured.refusals import NameRefusedError
 from control_plane.text.answers.formats import CALL_READERS
+from control_plane.text.answers.gemma4_reader import Gemma4Reader
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.list_readers import GraniteReader
 from control_plane.text.answers.section_readers import (
@@ -71,6 +73,8 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
         lines, schemas = _with_parameters(calls)
     elif calls.format in PYTHONIC_FORMS:
         lines, schemas = _pythonic(calls)
+    elif calls.format == Gemma4Reader.FORMAT:
+        lines, schemas = gemma4_rules(calls)
     else:
         lines = _OBJECTS[calls.format](calls)
         schemas = _schemas(calls)
@@ -83,10 +87,12 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
 
 
 def check_name(calls: ToolCalls, name: str) -> None:
-    """Raise NameRefusedError for a function that no header of a section or a message can name."""
+    """Raise NameRefusedError for a function that no header, of a section or other, can name."""
     reader = CALL_READERS[calls.format]
     if issubclass(reader, HarmonyReader):
         check_harmony_name(name)
+    if issubclass(reader, Gemma4Reader):
+        check_gemma4_name(name)
     if issubclass(reader, SectionReader) and not PLAIN_NAME.fullmatch(name):
         raise NameRefusedError(
             "in this format names have no <, >, {, ` or line breaks, and no space at their ends"

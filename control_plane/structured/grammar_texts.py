@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from control_plane.core.structured_outputs import MAX_REGEX_CHARACTERS, StructuredOutputs
 from control_plane.core.tool_calls import CallableTool, ToolCalls
 from control_plane.structured.call_grammars import PARAMETER_FORMS, check_name, grammar_of_answer
+from control_plane.structured.gemma4_grammar import values_of_gemma4
 from control_plane.structured.lark import lark_text
-from control_plane.structured.parameter_grammars import OPTIONS, values_of_call
+from control_plane.structured.parameter_grammars import values_of_call
+from control_plane.structured.value_schemas import OPTIONS
+from control_plane.text.answers.gemma4_reader import Gemma4Reader
 
 WHITESPACE: Final = r"[ \n\r\t]{1,16}"
 """Between the parts of JSON: enough to indent, and no end of it for a model that goes astray."""
@@ -54,9 +57,14 @@ def grammars_of_tool(calls: ToolCalls, tool: CallableTool, known: set[str]) -> I
     check_name(calls, tool.name)
     yield grammar_of_schema(tool.schema)
     make_form = PARAMETER_FORMS.get(calls.format)
-    if make_form is None:
+    texts: Sequence[str]
+    schemas: Sequence[str]
+    if calls.format == Gemma4Reader.FORMAT:
+        texts, schemas = values_of_gemma4(tool)
+    elif make_form is None:
         return
-    texts, schemas = values_of_call(make_form(), tool)
+    else:
+        texts, schemas = values_of_call(make_form(), tool)
     for text in texts:
         if text not in known:
             known.add(text)

@@ -14,7 +14,9 @@ from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
 from control_plane.core.tool_calls import CallableTool
 from control_plane.structured.parameter_forms import MarkedForm, ParameterForm
 from control_plane.structured.refusals import NameRefusedError
+from control_plane.structured.rule_book import Entry, RuleBook
 from control_plane.structured.text_values import ANY_TEXT, TextValues
+from control_plane.structured.value_schemas import OPTIONS, of_value
 from control_plane.text.answers.parameter_kinds import (
     ALL_BUT_TEXT,
     NULL,
@@ -26,32 +28,15 @@ from control_plane.text.answers.parameter_kinds import (
 )
 from control_plane.text.answers.parameter_reader import MAX_PARAMETER_NAME_CHARACTERS
 
-OPTIONS: Final = "x-guidance"
-"""Under this name a schema tells the library how to compile it."""
-
 _NOT_AT_THE_ROOT: Final = (
     *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "enum", "const"),
     *("patternProperties", "propertyNames", "minProperties", "maxProperties"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
 )
-_ROOT: Final = "the-root"
-
-
-class _Parameter(NamedTuple):
-    """One parameter of a call, as it is written."""
-
-    expression: str
-    is_required: bool
-
-    def maybe(self, expression: str) -> str:
-        """Return an expression that may miss where the parameter may."""
-        return expression if self.is_required else f"({expression})?"
 
 
 class ParameterGrammars:
-    """Writes the calls of several tools. `lines`: rules; `schemas`: by the names they have there.
-
-    `texts`: expressions of texts and the names of their rules.
+    """Writes the calls of several tools, with rules in `book`.
 
     Methods raise ValueError for a tool whose calls cannot be written so.
     """
@@ -59,11 +44,7 @@ class ParameterGrammars:
     def __init__(self, form: ParameterForm) -> None:
         self._form = form
         self._marked = form if isinstance(form, MarkedForm) else None
-        self.lines: list[str] = []
-        self.schemas: dict[str, str] = {}
-        self.texts: dict[str, str] = {}
-        self._names: dict[str, str] = {}  # of schemas
-        self._num_rests = 0
+        self.book = RuleBook()
 
     def call_of(self, tool: CallableTool) -> str:
         """Return the expression of a call, from the name of its function on."""
@@ -87,7 +68,7 @@ class ParameterGrammars:
         if isinstance(others, Mapping) and (unknown or not properties):
             raise ValueError('in this format answers cannot keep to "additionalProperties"')
         if "properties" not in schema and not unknown and others is not False:
-            self._need(self._form.name_rule())
+            self.book.need(self._form.name_rule())
             one = self._form.any_name(self._any_value())
             return self._any_number_of(one)
         if unknown and others is False:
@@ -107,7 +88,7 @@ class ParameterGrammars:
                 expression = texts.of(value)
                 if kind is not None and NULL in kind and expression != ANY_TEXT:
                     expression = f'({expression}) | "null"'
-                written = self._marked.text(name, self._text(self._marked, expression))
+                written = self._marked.text(name, self.book.text(self._marked, expression))
             elif (word := self._word_for(value)) is not None:
                 written = self._form.json(name, word)
             else:
@@ -115,14 +96,14 @@ class ParameterGrammars:
                 room -= len(schema_of_it)
                 if room < 0:
                     raise ValueError("its parameters refer to too much")
-                written = self._form.json(name, self._json(schema_of_it))
-            found.append(_Parameter(written, name in required))
-        return self._joined(found)
+                written = self._form.json(name, self.book.json(schema_of_it))
+            found.append(Entry(written, name in required))
+        return self.book.joined(found, self._form.SEPARATOR)
 
     def _any_value(self) -> str:
         if self._marked is not None:
-            return self._text(self._marked, ANY_TEXT)
-        return self._json("{}")
+            return self.book.text(self._marked, ANY_TEXT)
+        return self.book.json("{}")
 
     def _word_for(self, schema: object) -> str | None:
         """Return what a value is that the format has words for; None: it is JSON."""
@@ -138,52 +119,13 @@ class ParameterGrammars:
         if schema is True or (schema == {} and OPTIONS not in root):
             return "{}"
         is_other = self._marked is not None and kinds == ALL_BUT_TEXT
-        return _of_value(root, schema, is_other)
+        return of_value(root, schema, is_other)
 
     def _any_number_of(self, parameter: str) -> list[str]:
         separator = self._form.SEPARATOR
         if not separator:
             return [f"({parameter})*"]
         return [f"({parameter} ({separator} {parameter})*)?"]
-
-    def _joined(self, parameters: Sequence[_Parameter]) -> list[str]:
-        """Return parameters in their order, with what stands between any two that there are."""
-        separator = self._form.SEPARATOR
-        if not separator:
-            return [one.maybe(one.expression) for one in parameters]
-        first = next((at for at, one in enumerate(parameters) if one.is_required), None)
-        if first is not None:
-            before = [one.maybe(f"{one.expression} {separator}") for one in parameters[:first]]
-            behind = [one.maybe(f"{separator} {one.expression}") for one in parameters[first + 1 :]]
-            return [*before, parameters[first].expression, *behind]
-        ways, rest = list[str](), ""
-        for one in reversed(parameters):  # each may be the first; the rules are what may follow it
-            ways.append(f"{one.expression} {rest}")
-            name = f"rest_{self._num_rests}"
-            self._num_rests += 1
-            self.lines.append(f"{name}: ({separator} {one.expression})? {rest}")
-            rest = name
-        return [f"({' | '.join(reversed(ways))})?"] if ways else []
-
-    def _text(self, form: MarkedForm, expression: str) -> str:
-        """Return the name of the rule of a text."""
-        name = self.texts.get(expression)
-        if name is None:
-            name = self.texts[expression] = f"text_{len(self.texts)}"
-            self.lines += form.text_rule(name, expression)
-        return name
-
-    def _json(self, schema: str) -> str:
-        """Return JSON that keeps to a schema."""
-        name = self._names.get(schema)
-        if name is None:
-            name = self._names[schema] = f"value_{len(self._names)}"
-            self.schemas[name] = schema
-        return f"@{name}"
-
-    def _need(self, line: str) -> None:
-        if line not in self.lines:
-            self.lines.append(line)
 
 
 def _of_arguments(root: Mapping[str, object]) -> Mapping[str, object]:
@@ -204,41 +146,6 @@ def _of_arguments(root: Mapping[str, object]) -> Mapping[str, object]:
     raise ValueError(f"it refers to {root['$ref']!r:.60}, which is no object in it")
 
 
-def _of_value(root: Mapping[str, object], schema: object, is_no_text: bool) -> str:
-    """Return the schema of a value that is JSON, as a document of its own."""
-    found: dict[str, object] = {"not": {}}
-    if isinstance(schema, Mapping):
-        found = {key: schema[key] for key in schema if key not in SAYS_NOTHING}
-    if is_no_text and "type" not in found:
-        found["type"] = sorted(ALL_BUT_TEXT)
-    rebased = _rebased(found)
-    if rebased != found:
-        found = {**rebased, "$defs": {_ROOT: _rebased(root)}}
-    if OPTIONS in root:
-        found[OPTIONS] = root[OPTIONS]
-    return json.dumps(found)
-
-
-def _rebased(value: object) -> dict[str, object]:
-    """Return a schema in which references lead into `$defs`, where the root is."""
-
-    def walk(value: object) -> object:
-        if isinstance(value, list):
-            return [walk(one) for one in value]
-        if not isinstance(value, dict):
-            return value
-        return {
-            key: f"#/$defs/{_ROOT}{one[1:]}"
-            if key == "$ref" and isinstance(one, str) and one.startswith("#")
-            else walk(one)
-            for key, one in value.items()
-        }
-
-    found = walk(value)
-    assert isinstance(found, dict)
-    return found
-
-
 class ValuesOfCall(NamedTuple):
     """What values a call has: grammars of its kinds of texts, and schemas of others."""
 
@@ -255,9 +162,9 @@ def values_of_call(form: ParameterForm, tool: CallableTool) -> ValuesOfCall:
     grammars.call_of(tool)
     texts: list[str] = []
     if isinstance(form, MarkedForm):
-        rules = (form.text_rule("start", expression) for expression in grammars.texts)
+        rules = (form.text_rule("start", expression) for expression in grammars.book.texts)
         texts = ["\n".join(lines) for lines in rules]
-    return ValuesOfCall(texts, list(grammars.schemas.values()))
+    return ValuesOfCall(texts, list(grammars.book.schemas.values()))
 
 
 def rules_of_calls(
@@ -266,4 +173,4 @@ def rules_of_calls(
     """Return the rules of `named`, a call from the name of its function on, and their schemas."""
     grammars = ParameterGrammars(form)
     calls = [grammars.call_of(tool) for tool in tools]
-    return [f"named: {' | '.join(calls)}", *grammars.lines], grammars.schemas
+    return [f"named: {' | '.join(calls)}", *grammars.book.lines], grammars.book.schemas

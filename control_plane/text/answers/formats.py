@@ -10,6 +10,7 @@ from typing import Final
 
 from control_plane.core.tool_calls import THINK, ThoughtMarks
 from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader
+from control_plane.text.answers.gemma4_reader import Gemma4Reader
 from control_plane.text.answers.glm_reader import GlmReader
 from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.list_readers import GraniteReader, MistralReader
@@ -34,7 +35,7 @@ CALL_READERS: Final[Mapping[str, type[PartsReader]]] = {
     for reader in (
         *(HermesReader, Llama3JsonReader, MistralReader, GraniteReader, Qwen3CoderReader),
         *(SeedOssReader, MiniMaxReader, GlmReader, DeepSeekV3Reader, DeepSeekV31Reader, KimiReader),
-        *(Lfm2Reader, Olmo3Reader, HarmonyReader),
+        *(Lfm2Reader, Olmo3Reader, Gemma4Reader, HarmonyReader),
     )
 }
 TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)

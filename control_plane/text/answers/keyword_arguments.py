@@ -84,7 +84,7 @@ class KeywordArguments:
         for held in self._held_back:
             self._write("".join(held))
         if self._step == self._in_word and not self._is_key:
-            value = _json_of("".join(self._word).strip(SPACE))
+            value = json_of_word("".join(self._word).strip(SPACE))
             self._write(value[:-1] if value.startswith('"') else value)
 
     # --- what stands between the values of the call ---
@@ -164,7 +164,7 @@ class KeywordArguments:
             return end + 1
         word = "".join(self._word).strip(SPACE)
         self._word.clear()
-        self._tell(word if self._is_key else _json_of(word))
+        self._tell(word if self._is_key else json_of_word(word))
         self._step = self._behind_value
         return end
 
@@ -255,7 +255,7 @@ class KeywordArguments:
         is_text = key.startswith('"')
         if mark != ":" and not bracket.num_entries:
             bracket.is_list, bracket.num_entries = True, 1
-            self._put(f"[{key if is_text else _json_of(key)}")
+            self._put(f"[{key if is_text else json_of_word(key)}")
             self._step = self._behind_value
             return at
         separator = ", " if bracket.num_entries else "{"
@@ -297,7 +297,7 @@ class _Bracket:
         self.num_entries = 0
 
 
-def _json_of(word: str) -> str:
+def json_of_word(word: str) -> str:
     """Return the JSON of a word or a number; of all else that of a text."""
     if word in _WORDS:
         return _WORDS[word]

@@ -7,7 +7,7 @@ is. Within bounds: a schema is a caller's text, and its references may lead arou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 from urllib.parse import unquote
@@ -64,6 +64,12 @@ def parameters_of(schema: object) -> Parameters:
     return _Reading(schema).parameters()
 
 
+def kinds_in(root: object) -> Callable[[object], Kinds | None]:
+    """Return what says of schemas of one document what kinds of values they allow."""
+    reading = _Reading(root)
+    return lambda schema: reading.kinds(schema, 0)
+
+
 def pointed_to(root: object, reference: object) -> object:
     """Return what a reference within a schema refers to; None: nothing, or another document."""
     if not isinstance(reference, str) or not reference.startswith("#"):
@@ -91,7 +97,7 @@ class _Reading:
     def parameters(self) -> Parameters:
         found: dict[str, Kinds | None] = {}
         for name, schema in self._properties(self._root, 0):
-            kinds = self._kinds(schema, 0)
+            kinds = self.kinds(schema, 0)
             if kinds is None and isinstance(schema, Mapping) and not {*schema} <= SAYS_NOTHING:
                 kinds = ALL_BUT_TEXT
             if name in found:
@@ -109,16 +115,16 @@ class _Reading:
         for part in self._parts(schema, "allOf", "anyOf", "oneOf"):
             yield from self._properties(part, depth + 1)
 
-    def _kinds(self, schema: object, depth: int) -> Kinds | None:
+    def kinds(self, schema: object, depth: int) -> Kinds | None:
         if schema is False:
             return frozenset()
         if not isinstance(schema, Mapping) or not self._may_read(depth):
             return None
         found = _said(schema)
         for part in self._parts(schema, "allOf"):
-            found = _both(found, self._kinds(part, depth + 1))
+            found = _both(found, self.kinds(part, depth + 1))
         for key in ("anyOf", "oneOf"):
-            ways = [self._kinds(way, depth + 1) for way in self._parts(schema, key, refers=False)]
+            ways = [self.kinds(way, depth + 1) for way in self._parts(schema, key, refers=False)]
             known = [way for way in ways if way is not None]
             if ways and len(known) == len(ways):
                 found = _both(found, frozenset().union(*known))
@@ -151,13 +157,14 @@ def _said(schema: Mapping[str, object]) -> Kinds | None:
         found = known or None
     values = schema.get("enum")
     if isinstance(values, list):
-        found = _both(found, frozenset(map(_kind_of, values)))
+        found = _both(found, frozenset(map(kind_of, values)))
     if "const" in schema:
-        found = _both(found, frozenset((_kind_of(schema["const"]),)))
+        found = _both(found, frozenset((kind_of(schema["const"]),)))
     return found
 
 
-def _kind_of(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Return the kind of a value."""
     if value is None:
         return NULL
     if isinstance(value, bool):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader
+from control_plane.text.answers.gemma4_arguments import PLAIN_KEY, QUOTE
+from control_plane.text.answers.gemma4_reader import CALL, Gemma4Reader
 from control_plane.text.answers.glm_reader import (
     END_OF_KEY,
     END_OF_VALUE,
@@ -169,6 +171,28 @@ def _python(value: object) -> str:
     return repr(value)
 
 
+def _gemma4(calls: Sequence[Call]) -> str:
+    begin, end = Gemma4Reader.MARKERS[0], Gemma4Reader.CLOSING
+    return "".join(f"{begin}{CALL}{call.name}{_of_gemma4(call.parameters)}{end}" for call in calls)
+
+
+def _of_gemma4(value: object) -> str:
+    """Spell a value as Gemma's templates do; a name between marks only where it must be."""
+    if isinstance(value, str):
+        return f"{QUOTE}{value}{QUOTE}"
+    if isinstance(value, Mapping):
+        entries = (f"{_key_of_gemma4(key)}:{_of_gemma4(one)}" for key, one in value.items())
+        return f"{{{','.join(entries)}}}"
+    if isinstance(value, Sequence):
+        return f"[{','.join(map(_of_gemma4, value))}]"
+    return _json(value)
+
+
+def _key_of_gemma4(key: object) -> str:
+    name = str(key)
+    return name if PLAIN_KEY.fullmatch(name) else f"{QUOTE}{name}{QUOTE}"
+
+
 Writer: TypeAlias = Callable[[Sequence[Call]], str]
 
 WRITERS: Final[Mapping[str, Writer]] = {
@@ -185,6 +209,7 @@ WRITERS: Final[Mapping[str, Writer]] = {
     KimiReader.FORMAT: _section(KimiReader, _kimi),
     Lfm2Reader.FORMAT: _lfm2,
     Olmo3Reader.FORMAT: _olmo3,
+    Gemma4Reader.FORMAT: _gemma4,
 }
 """By the names of formats; those that write messages, not texts, have none (harmony)."""
 

@@ -15,6 +15,7 @@ from tests.control_plane.http.test_answers_of_chats_come_in_parts import (
     MarkingTokenizer,
     merged,
 )
+from tests.control_plane.text.gemma4_template import GEMMA4
 from tests.control_plane.text.known_templates import (
     HARMONY,
     LLAMA,
@@ -64,7 +65,7 @@ def check(calls: list[dict], names: set[str]) -> None:
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("is_marked", [False, True])
-@pytest.mark.parametrize("template", [QWEN, THINKING, LLAMA, MISTRAL, QWEN_CODER, HARMONY])
+@pytest.mark.parametrize("template", [QWEN, THINKING, LLAMA, MISTRAL, QWEN_CODER, GEMMA4, HARMONY])
 def test_whatever_is_said_is_calls_whole_and_streamed(on_loop, template, is_marked):
     """In all formats, with marks that are special tokens and marks that are letters."""
 
@@ -89,7 +90,7 @@ def test_whatever_is_said_is_calls_whole_and_streamed(on_loop, template, is_mark
     on_loop(test, template=template, tokenizer=tokenizer, max_model_len=ROOM)
 
 
-@pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL, QWEN_CODER])
+@pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL, QWEN_CODER, GEMMA4])
 def test_the_piece_of_a_call_that_is_cut_off_is_not_said(on_loop, template):
     async def test(served):
         served.engine.draws = True

@@ -1,6 +1,6 @@
 """Calls in Qwen3-Coder's format: what nothing quotes keeps to its schema as it is read.
 
-What is drawn is written in GLM's and Seed-OSS's, too.
+What is drawn is written in other formats, too.
 """
 
 from __future__ import annotations
@@ -74,15 +74,20 @@ PIECES_OF_GLM = [
     *["</arg_value>"] * 9, "</arg_value>\n", "<arg_key>", "<arg_key>x</arg_key><arg_value>",
     "</tool_call>", "<tool_call>", '"', "null", "5", "[1]", "20", "/b", "slow", "\n", "}", "]",
 ]  # fmt: skip
+PIECES_OF_GEMMA = [
+    *['<|"|>'] * 9, '<|"|>,', '<|"|>}', "<tool_call|>", "<|tool_call>", '"', "null", "5", "[1]",
+    "20", "/b", "slow", "\n", "}", "]", ",", "street:",
+]  # fmt: skip
+PIECES_OF = {"glm45": PIECES_OF_GLM, "gemma4": PIECES_OF_GEMMA}
 
 
-def drawn(made, seed: int, spelled: Mapping[int, str] = NO_MARKS, *, is_glm=False) -> str:
+def drawn(made, seed: int, spelled: Mapping[int, str] = NO_MARKS, *, form: str) -> str:
     """A text of what may come, which tries again and again what must not.
 
     `spelled`: special tokens, and their names.
     """
     draw, said = random.Random(seed), bytearray()
-    pieces = PIECES_OF_GLM if is_glm else PIECES
+    pieces = PIECES_OF.get(form, PIECES)
     while not made.is_complete:
         tokens = allowed(made)
         assert len(said) < 20_000
@@ -104,7 +109,8 @@ def drawn(made, seed: int, spelled: Mapping[int, str] = NO_MARKS, *, is_glm=Fals
 @pytest.mark.parametrize(
     ("form", "has_tokens"),
     [(name, False) for name in ("qwen3_coder", "seed_oss", "minimax_m2", "glm45", "lfm2", "olmo3")]
-    + [(name, True) for name in ("minimax_m2", "glm45", "lfm2")],
+    + [(name, True) for name in ("minimax_m2", "glm45", "lfm2")]
+    + [("gemma4", has_tokens) for has_tokens in (False, True)],
 )
 def test_whatever_is_written_is_read_as_what_the_schema_allows(grammars, form, has_tokens, seeds):
     library = pytest.importorskip("jsonschema_rs")
@@ -113,7 +119,7 @@ def test_whatever_is_written_is_read_as_what_the_schema_allows(grammars, form, h
     seen: dict[str, set[str]] = {}
     for seed in seeds:
         made = constraint(grammars, answer, ToolChoice("required"), [RICH])
-        text = drawn(made, seed, answer.spelled, is_glm=form == "glm45")
+        text = drawn(made, seed, answer.spelled, form=form)
         calls, content = read(answer, text)
         assert (bool(calls), content) == (True, ""), text
         for name, arguments in calls:

@@ -24,9 +24,9 @@ TYPES = [
 ]  # fmt: skip
 VALUES = [
     "a", "null", "None", "True", "5", 5, None, True, "\n", "x\n</parameter>", "</parameter>", [1],
-    "</arg_value>", "",
+    "</arg_value>", '<|"|>', "",
 ]  # fmt: skip
-PYTHONIC = "lfm2", "olmo3"
+OTHERS = "lfm2", "olmo3", "gemma4"
 PATTERNS = ["^a", "[0-9]+$", "a|b", "^(a|b)+$", "/", r"\n"]
 OBJECTS = {
     "array": {"items": {"type": "string", "maxLength": 2}, "maxItems": 2},
@@ -57,7 +57,7 @@ def schema_of(draw: random.Random, depth: int = 0) -> dict:
 @pytest.mark.parametrize(
     "seeds", [range(60), pytest.param(range(60, 1500), marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", [*("qwen3_coder", "seed_oss", "minimax_m2", "glm45"), *PYTHONIC])
+@pytest.mark.parametrize("name", [*("qwen3_coder", "seed_oss", "minimax_m2", "glm45"), *OTHERS])
 def test_what_is_written_by_a_schema_is_read_as_what_it_allows(grammars, name, seeds):
     validator_for = pytest.importorskip("jsonschema_rs").validator_for
     num_kept, refusals = 0, []
@@ -77,7 +77,7 @@ def test_what_is_written_by_a_schema_is_read_as_what_it_allows(grammars, name, s
         except ValidationError as refusal:
             refusals.append(refusal.field)
             continue
-        text = drawn(made, seed, is_glm=name == "glm45")
+        text = drawn(made, seed, form=name)
         ((_, arguments),), content = read(answer, text)
         assert content == "", (schema, text)
         if "inf" not in repr(arguments):  # as Python reads 1e999

@@ -1,11 +1,13 @@
-"""Gemma 4's chat template shows how its answers are read: reasoning in a channel with a label."""
+"""Gemma 4's chat template shows how its answers are read: calls, and reasoning in a channel."""
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
+from control_plane.text.answers.gemma4_reader import Gemma4Reader
 from control_plane.text.answers.parser import Thinking
 from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.chat_template import ChatTemplate
@@ -15,6 +17,7 @@ from tests.control_plane.text.test_answers_come_apart import cuts_of, read
 from tests.control_plane.text.test_formats_of_answers_are_recognised import tokenizer_with
 
 ASK = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "description": "looks up"}}
 OPENING, END = "<|channel>thought", "<channel|>"
 
 
@@ -25,6 +28,23 @@ def template(request) -> ChatTemplate:
 
 def formats(template, **options) -> AnswerFormats:
     return AnswerFormats(SimpleTokenizer(), template, **options)
+
+
+def test_calls_are_read_in_the_format_that_the_template_writes(template):
+    known = formats(template)
+    assert known.calls == "gemma4"
+    found = known.of(template.render(ASK, tools=[TOOL]), tools=[TOOL])
+    assert (found.calls, found.thinking) == (Gemma4Reader, Thinking.IS_OVER)
+    written = '<|tool_call>call:f{a:<|"|>b c<|"|>,n:[1,{x:true}]}<tool_call|>'
+    arguments = {"a": "b c", "n": [1, {"x": True}]}
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f"}}
+    call["function"] |= {"arguments": arguments}  # type: ignore[operator]
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt = template.render([*ASK, calling], tools=[TOOL], add_generation_prompt=False)
+    assert written in prompt
+    expected = ("", "", [("f", json.dumps(arguments))])
+    for pieces in cuts_of(written, random.Random(2)):
+        assert read(found, pieces) == expected
 
 
 def test_reasoning_may_begin_where_the_prompt_does_not_close_it(template):
@@ -60,6 +80,9 @@ def test_reasoning_in_the_channel_is_split_off(template, text, reasoning, conten
 
 
 def test_marks_that_are_special_tokens_are_spelled_out_and_the_label_is_text():
-    tokenizer, token_id = tokenizer_with(["<|channel>", END])
-    found = AnswerFormats(tokenizer, ChatTemplate(GEMMA4)).of("", tools=[])
-    assert found.spelled == {token_id(name): name for name in ("<|channel>", END)}
+    names = ["<|channel>", END]
+    tokenizer, token_id = tokenizer_with([*names, *Gemma4Reader.NAMES])
+    known = AnswerFormats(tokenizer, ChatTemplate(GEMMA4))
+    assert known.of("", tools=[]).spelled == {token_id(name): name for name in names}
+    names += Gemma4Reader.NAMES
+    assert known.of("", tools=[TOOL]).spelled == {token_id(name): name for name in names}
