@@ -18,12 +18,14 @@ begins inside of it."""
 class ThoughtMarks(NamedTuple):
     """What stands before and behind the reasoning of an answer.
 
-    `label`: a word behind the first mark, without which that begins none.
+    `label`: a word behind the first mark, without which that begins none. `recur`: more reasoning
+    may stand further on, and the second mark alone says nothing.
     """
 
     begin: str
     end: str
     label: str = ""
+    recur: bool = False
 
     @property
     def opening(self) -> str:

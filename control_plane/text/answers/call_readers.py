@@ -37,6 +37,11 @@ class CallReader(PartsReader):
         while text and not self.is_over:
             text = self._step(text)
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether what comes next may be a part of a call."""
+        return self._step != self._in_content
+
     def finish(self, *, is_cut_off: bool = False) -> None:  # noqa: ARG002 - all the same here
         """Take note of the end: what was held back is content, but for space behind calls."""
         if self.is_over:

@@ -46,7 +46,7 @@ THOUGHT_MARKS: Final[Mapping[str, ThoughtMarks]] = {
     "qwen3": THINK,
     "mistral": _MISTRAL_THINK,
     "seed_oss": ThoughtMarks("<seed:think>", "</seed:think>"),
-    "gemma4": ThoughtMarks("<|channel>", "<channel|>", label="thought"),
+    "gemma4": ThoughtMarks("<|channel>", "<channel|>", label="thought", recur=True),
 }
 """Of reasoning. `deepseek_r1` and `qwen3` are other names of `think`, those of vLLM."""
 HARMONY: Final = HarmonyReader.FORMAT

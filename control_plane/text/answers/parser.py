@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from control_plane.core.tool_calls import THINK, ThoughtMarks
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
@@ -22,6 +23,9 @@ class Thinking(enum.Enum):
 
     HAS_BEGUN = enum.auto()
     """The prompt opened it, so that the answer begins inside."""
+
+    MAY_COME = enum.auto()
+    """The answer begins with none, but more may stand further on."""
 
     IS_OVER = enum.auto()
     """There is none, or what looks like it is text."""
@@ -64,6 +68,10 @@ class AnswerFormat:
         return AnswerParser(self, max_calls=max_calls, knows_marks=knows_marks)
 
 
+_BETWEEN: Final = "\n\n"
+"""Between two runs of reasoning."""
+
+
 class AnswerParser:
     """Takes the text of one answer apart while it comes; used by one task at a time.
 
@@ -96,15 +104,21 @@ class AnswerParser:
         self._step: Callable[[str], str] = {
             Thinking.MAY_BEGIN: self._at_start,
             Thinking.HAS_BEGUN: self._behind_think,
+            Thinking.MAY_COME: self._answer,
             Thinking.IS_OVER: self._answer,
         }[thinking]
         # At the start: space, and what may be the beginning of the mark of reasoning.
         self._start_space: list[str] = []
         self._held = ""
-        self._begin = answer_format.marks.opening
-        self._end = Until((answer_format.marks.end,))
-        # Characters: taken, before the reasoning, and of the reasoning.
-        self._num_taken = self._num_before = self._num_thought = 0
+        marks = answer_format.marks
+        self._begin = marks.opening
+        self._end = Until((marks.end,))
+        recurs = marks.recur and thinking is not Thinking.IS_OVER
+        self._later = Until((marks.opening, marks.end)) if recurs else None
+        self._gap: list[str] = []  # in front of the content that comes next
+        self._has_thought = False
+        self._num_taken = 0  # characters
+        self._thoughts: list[tuple[int, int]] = []
 
     @property
     def is_calling(self) -> bool:
@@ -121,6 +135,8 @@ class AnswerParser:
         """Whether what comes next may be reasoning."""
         if self._calls is not None and self._calls.READS_REASONING:
             return self._calls.thinks
+        if self._later is not None:
+            return True
         return self._step in (self._at_start, self._behind_think, self._think)
 
     @property
@@ -128,7 +144,7 @@ class AnswerParser:
         """Where in the text reasoning begins and ends, as far as it is certain, in characters."""
         if self._calls is not None and self._calls.READS_REASONING:
             return self._calls.thoughts
-        return [(self._num_before, self._num_before + self._num_thought)]
+        return self._thoughts
 
     def push(self, text: str) -> Parts:
         """Take the next piece of the text; the parts that are certain now."""
@@ -155,6 +171,10 @@ class AnswerParser:
         """
         self._note_thought(self._end.finish())
         self._answer("".join((*self._start_space, self._held)))
+        if self._later is not None:
+            rest = self._later.finish()
+            if rest.strip(SPACE) or not self._gap:
+                self._tell("".join((*self._gap, rest)))
         if self._calls is not None:
             self._calls.finish(is_cut_off=is_cut_off)
         return self._draft.take()
@@ -180,7 +200,8 @@ class AnswerParser:
     def _behind_think(self, text: str) -> str:
         text = text.lstrip(SPACE)
         if text:
-            self._num_before = self._num_taken - len(text)
+            at = self._num_taken - len(text)
+            self._thoughts.append((at, at))
             self._step = self._think
         return text
 
@@ -192,8 +213,12 @@ class AnswerParser:
         return rest
 
     def _note_thought(self, text: str) -> None:
-        self._num_thought += len(text)
-        self._draft.think(text)
+        if not text:
+            return
+        begin, end = self._thoughts[-1]
+        self._thoughts[-1] = begin, end + len(text)
+        self._draft.think(text, _BETWEEN if begin == end and self._has_thought else "")
+        self._has_thought = True
 
     def _behind_thinking(self, text: str) -> str:
         text = text.lstrip(SPACE)
@@ -202,8 +227,25 @@ class AnswerParser:
         return text
 
     def _answer(self, text: str) -> str:
+        """Take what is no reasoning, up to where more of it begins."""
+        if self._later is None:
+            self._tell(text)
+            return ""
+        said, opening, rest = self._later.push(text)
+        if said:
+            self._tell("".join((*self._gap, said)))
+            self._gap.clear()
+        mark = opening.lstrip(SPACE)
+        if mark and self._calls is not None and self._calls.is_in_call:
+            self._tell(opening)
+        elif mark:
+            self._gap.append(opening.removesuffix(mark))
+            self._step = self._behind_think if mark == self._begin else self._answer
+        return rest
+
+    def _tell(self, text: str) -> None:
         if self._calls is None:
             self._draft.say(text)
-        else:
-            self._calls.push(text)
-        return ""
+            return
+        for at in range(0, len(text), MOST_AT_ONCE):
+            self._calls.push(text[at : at + MOST_AT_ONCE])

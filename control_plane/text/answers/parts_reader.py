@@ -53,6 +53,11 @@ class PartsReader(ABC):
         return None
 
     @property
+    def is_in_call(self) -> bool:
+        """Whether what comes next may be a part of a call, whatever it looks like."""
+        return False
+
+    @property
     def thoughts(self) -> Sequence[tuple[int, int]]:
         """Where in the text reasoning begins and ends, as far as is certain, in characters."""
         return ()

@@ -113,11 +113,17 @@ class AnswerFormats:
             # As of an answer: reasoning is what it begins with, elsewhere the mark is a word.
             begins = continued.lstrip(SPACE).startswith(self._marks.opening)
             is_inside = begins and self._marks.end not in continued
-            return Thinking.HAS_BEGUN if is_inside else Thinking.IS_OVER
+            return Thinking.HAS_BEGUN if is_inside else self._thinking_later
         end = prompt.rstrip()
         if end.endswith(self._marks.opening):
             return Thinking.HAS_BEGUN
-        return Thinking.IS_OVER if end.endswith(self._marks.end) else Thinking.MAY_BEGIN
+        return self._thinking_later if end.endswith(self._marks.end) else Thinking.MAY_BEGIN
+
+    @property
+    def _thinking_later(self) -> Thinking:
+        """Where the reasoning is of an answer that does not begin with any."""
+        recurs = self._marks is not None and self._marks.recur
+        return Thinking.MAY_COME if recurs else Thinking.IS_OVER
 
 
 def _num_calls(messages: Sequence[Mapping[str, object]]) -> int:

@@ -20,6 +20,7 @@ Mode: TypeAlias = Literal["auto", "none", "required"]
 
 _THOUGHTS: Final[Mapping[Thinking, Thought]] = {
     Thinking.IS_OVER: "none",
+    Thinking.MAY_COME: "none",
     Thinking.MAY_BEGIN: "may begin",
     Thinking.HAS_BEGUN: "has begun",
 }
