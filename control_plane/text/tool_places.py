@@ -11,7 +11,11 @@ from planes.errors import TokenizationError
 _SAID: Final = "what-is-said"
 """In the messages of examples. Nothing that templates would write of themselves."""
 
-_ROLES_OF_RESULTS: Final = ("tool", "environment")
+_NO_ROLE: Final = "what-has-no-role"
+"""Which no template knows."""
+
+_RESULT: Final = "tool"
+_ROLES_OF_RESULTS: Final = (_RESULT, "environment")
 """What templates call it; the second is OLMo's."""
 
 
@@ -19,14 +23,17 @@ class ToolPlaces(NamedTuple):
     """Whether a template tells of tools, and writes calls of earlier messages.
 
     `writes_one`: of several calls of a message it writes the first alone, or refuses them.
-    `role_of_results`: with which it writes their results; None: with none. `role_of_told`: with
-    which it writes what a first message says, best `system`; None: it takes no example.
+    `role_of_results`: with which it writes their results; None: with none. `results_in_calls`: it
+    knows them as `tool_responses` of the message of their calls, and that role as any other.
+    `role_of_told`: with which it writes what a first message says, best `system`; None: it takes no
+    example.
     """
 
     tells: bool
     writes_calls: bool
     writes_one: bool
     role_of_results: str | None
+    results_in_calls: bool
     role_of_told: str | None
 
     @property
@@ -57,16 +64,20 @@ def places_of(render: Callable[..., str]) -> ToolPlaces:
     if not writes_calls:
         calling = {"role": "assistant", "content": example_call.NAME}
     result = {"content": _SAID, "tool_call_id": example_call.ID, "name": example_call.NAME}
-    roles = (
-        role
-        for role in _ROLES_OF_RESULTS
-        if _SAID in text_of([*asking, calling, {**result, "role": role}], tools)
-    )
+
+    def resulting(role: str) -> str:
+        return text_of([*asking, calling, {**result, "role": role}], tools)
+
+    roles = (role for role in _ROLES_OF_RESULTS if _SAID in resulting(role))
+    responses = [{"name": example_call.NAME, "response": _SAID}]
+    in_call = text_of([*asking, {**calling, "tool_responses": responses}], tools)
+    as_any_other = resulting(_NO_ROLE).replace(_NO_ROLE, _RESULT)
     return ToolPlaces(
         tells=bool(tools) and example_call.NAME in text_of(asking, tools),
         writes_calls=writes_calls,
         writes_one=writes_calls and _writes_one(called, text_of([*asking, twice], tools)),
         role_of_results=next(roles, None),
+        results_in_calls=_SAID in in_call and resulting(_RESULT) in ("", as_any_other),
         role_of_told=_role_of_told(text_of),
     )
 

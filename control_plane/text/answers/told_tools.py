@@ -74,6 +74,8 @@ class ToldTools:
         calls: str,
     ) -> Conversation:
         places = self._template.tool_places
+        if places.results_in_calls:
+            messages = _with_results_in_calls(messages)
         role = places.role_of_results if places.knows_tools else None
         if role is None:
             messages = _with_results_of_the_user(messages)
@@ -114,6 +116,54 @@ def _with_one_call_each(messages: Sequence[Message]) -> Sequence[Message]:
             found += results.pop(call.get("id") if isinstance(call, Mapping) else None, [])
         found += [result for some in results.values() for result in some]  # of no call here
         at = end
+    return found
+
+
+def _with_results_in_calls(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages in which those with calls have their results, as `tool_responses`.
+
+    What the assistant says of them goes on with its message.
+    """
+    found: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        end = at
+        while message.get("tool_calls") and end < len(messages) and _is_result(messages[end]):
+            end += 1
+        if end > at:
+            names = _names_of(message)
+            responses = [
+                {
+                    "name": names.get(one.get("tool_call_id")) or one.get("name") or "unknown",
+                    "response": _content_of(one),
+                }
+                for one in messages[at:end]
+            ]
+            message = {**message, "tool_responses": responses}
+            at = end
+            follows = messages[at] if at < len(messages) else {}
+            is_said = follows.get("role") == "assistant" and not follows.get("tool_calls")
+            if is_said and not _content_of(message):
+                message = {**message, "content": _content_of(follows)}
+                at += 1
+        found.append(message)
+    return found
+
+
+def _is_result(message: Message) -> bool:
+    return message.get("role") == "tool"
+
+
+def _names_of(message: Message) -> Mapping[object, object]:
+    """Return the names of functions that a message calls, by the ids of the calls."""
+    found: dict[object, object] = {}
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, Sequence) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(call, Mapping) and isinstance(function, Mapping):
+            found[call.get("id")] = function.get("name")
     return found
 
 
