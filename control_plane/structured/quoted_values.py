@@ -237,7 +237,9 @@ class QuotedValues:
         if unknown and others is False:
             raise ValueError(f"no object has {unknown[0]!r:.60}, which is required")
         entries, needs = [], frozenset[str]()
-        for name, value in (*properties.items(), *((name, others) for name in unknown)):
+        # In the order in which templates write them.
+        named = {**properties, **dict.fromkeys(unknown, others)}
+        for name, value in sorted(named.items(), key=lambda item: item[0].lower()):
             if value is False and name not in required:
                 continue
             written = self._of(value)

@@ -38,8 +38,8 @@ PLACE = {
     "additionalProperties": False,
 }
 KINDS = {
+    "Wet": {"type": "boolean"},
     "city": {"type": "string", "minLength": 2},
-    "wet": {"type": "boolean"},
     "days": {"type": "integer", "maximum": 7},
     "tags": {"type": "array", "items": {"enum": ["a", None]}, "maxItems": 2},
 }
@@ -82,7 +82,7 @@ def call_of(arguments: str, name: str = "f") -> str:
 def test_calls_of_several_tools_may_come_and_are_read(grammars, has_tokens):
     tools = [tool(KINDS, ("city",)), tool(KINDS, name="my g")]
     calls = [
-        Call("f", {"city": 'It\'s "Ulm",\n}', "wet": True, "tags": ["a", None]}),
+        Call("f", {"city": 'It\'s "Ulm",\n}', "tags": ["a", None], "Wet": True}),
         Call("my g", {}),
         Call("my g", {"days": 3}),
     ]
@@ -97,13 +97,14 @@ def test_calls_of_several_tools_may_come_and_are_read(grammars, has_tokens):
     assert not may_come(grammars, call_of(f"{{city:{QUOTE}Ulm{QUOTE}}}"), tools, wanted)
 
 
-VALUES = {"city": f"{QUOTE}Ulm{QUOTE}", "wet": "false", "days": "3", "tags": "[]"}
+VALUES = {"city": f"{QUOTE}Ulm{QUOTE}", "days": "3", "tags": "[]", "Wet": "false"}
+"""In the order in which templates write them."""
 
 
-@pytest.mark.parametrize("required", [(), ("city",), ("wet", "tags"), ("days",), tuple(KINDS)])
+@pytest.mark.parametrize("required", [(), ("city",), ("Wet", "tags"), ("days",), tuple(KINDS)])
 def test_parameters_that_may_miss_may_each_miss_and_commas_are_between_others(grammars, required):
     for given in itertools.product((False, True), repeat=len(KINDS)):
-        names = [name for name, is_given in zip(KINDS, given, strict=True) if is_given]
+        names = [name for name, is_given in zip(VALUES, given, strict=True) if is_given]
         spelled = ",".join(f"{name}:{VALUES[name]}" for name in names)
         found = may_come(grammars, call_of(f"{{{spelled}}}"), [tool(KINDS, required)])
         assert found == set(required).issubset(names), (required, names)
@@ -140,13 +141,13 @@ MAY_BE = [
     ),
     (
         {"type": "object", "properties": {"a b": {}, "c:d": {"type": "null"}, "": {}}},
-        [f"{{a b:1,{Q}c:d{Q}:null,{Q}{Q}:2}}", "{}"],
+        [f"{{{Q}{Q}:2,a b:1,{Q}c:d{Q}:null}}", "{}"],
         ["{c:d:null}", "{b:1}"],
     ),
     (
         {"$ref": "#/$defs/place"},
-        [f"{{street:{Q}a{Q},next:{{street:{Q}b{Q},next:null}}}}"],
-        ["{}", f"{{street:{Q}a{Q},next:{{}}}}"],
+        [f"{{next:{{next:null,street:{Q}b{Q}}},street:{Q}a{Q}}}"],
+        ["{}", f"{{next:{{}},street:{Q}a{Q}}}"],
     ),
     ({}, ["1", "null", f"{Q}a{Q}", "{}", f"[{{x:{Q}{Q}}}]"], ["a", '"a"']),
     # What cannot be written entry by entry is JSON, and read all the same.
@@ -267,7 +268,7 @@ def test_of_many_tools_and_parameters_the_grammar_is_made_in_time(grammars):
     properties = {f"p{index}": {"type": "string"} for index in range(100)}
     tools = [tool(properties | {"l": nested}, name=f"f{index}") for index in range(20)]
     begin = time.process_time()
-    assert may_come(grammars, call_of(f"{{p3:{Q}x{Q},l:[{{b:1}}]}}", "f19"), tools)
+    assert may_come(grammars, call_of(f"{{l:[{{b:1}}],p3:{Q}x{Q}}}", "f19"), tools)
     assert time.process_time() - begin < 5
 
 
