@@ -153,17 +153,20 @@ def test_a_stopped_process_is_taken_over_when_it_wakes_and_its_old_session_is_de
             [sys.executable, "-m", "compute_plane", f"--listen={address}", *flags],
             stderr=subprocess.DEVNULL,
         ) as process:
-            driver = Driver(parse_address(address))
-            ids = [driver.submit(p, 10, seed=i) for i, p in enumerate(PROMPTS)]
-            driver.run_until(lambda: all(len(driver.tokens.get(i, ())) >= 3 for i in ids))
-            process.send_signal(signal.SIGSTOP)
-            driver.run_until(lambda: driver.links[-1:] == [False])
-            process.send_signal(signal.SIGCONT)
-            driver.run()
-            assert [driver.text(request_id) for request_id in ids] == undisturbed
-            assert driver.links == [True, False, True]
-            assert driver.client.describe().current_session == 2
-            driver.loop.close()
-            driver.client.shut_down()
-            process.terminate()
-            assert process.wait(TIMEOUT_S) == 0
+            try:
+                driver = Driver(parse_address(address))
+                ids = [driver.submit(p, 10, seed=i) for i, p in enumerate(PROMPTS)]
+                driver.run_until(lambda: all(len(driver.tokens.get(i, ())) >= 3 for i in ids))
+                process.send_signal(signal.SIGSTOP)
+                driver.run_until(lambda: driver.links[-1:] == [False])
+                process.send_signal(signal.SIGCONT)
+                driver.run()
+                assert [driver.text(request_id) for request_id in ids] == undisturbed
+                assert driver.links == [True, False, True]
+                assert driver.client.describe().current_session == 2
+                driver.loop.close()
+                driver.client.shut_down()
+                process.terminate()
+                assert process.wait(TIMEOUT_S) == 0
+            finally:
+                process.kill()  # one that is stopped would be waited for
