@@ -12,8 +12,14 @@ from dataclasses import replace
 
 from bench.gpu import one_by_one
 from bench.gpu.findings import Findings, PartOptions
+from bench.gpu.part_process import Part
 
 LETTERS = ("a", "b", "c", "d", "e")
+
+
+def part(name: str, seconds: float = 60) -> Part:
+    """Return one of those below as a part of a report."""
+    return Part(name, f"{__name__}:{name}", seconds)
 
 
 def finds(found: Findings, options: PartOptions) -> None:
