@@ -9,7 +9,7 @@ from control_plane.text.answers.call_readers import TaggedReader
 from control_plane.text.answers.gemma4_arguments import END_OF_CALL, QUOTE, Gemma4Arguments
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft
-from control_plane.text.answers.until import SPACE
+from control_plane.text.answers.until import SPACE, in_front_of
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS
 
 CALL: Final = "call:"
@@ -53,12 +53,9 @@ class Gemma4Reader(TaggedReader):
         return text
 
     def _in_name(self, text: str) -> str:
-        found = _NO_NAME.search(text)
-        end = len(text) if found is None else found.start()
-        taken = text[: min(end, MAX_TOOL_NAME_CHARACTERS - len(self._name))]
+        taken, text = in_front_of(_NO_NAME, text, MAX_TOOL_NAME_CHARACTERS - len(self._name))
         self._name += taken
         self._spare.append(taken)
-        text = text[len(taken) :]
         if not text:
             return ""
         name = self._name.strip(SPACE)

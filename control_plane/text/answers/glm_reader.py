@@ -11,7 +11,7 @@ from control_plane.text.answers.parameter_reader import (
     ParameterReader,
 )
 from control_plane.text.answers.parameter_values import ValueMarks
-from control_plane.text.answers.until import SPACE
+from control_plane.text.answers.until import SPACE, in_front_of
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS
 
 KEY: Final = "<arg_key>"
@@ -51,15 +51,12 @@ class GlmReader(ParameterReader):
         return text
 
     def _in_function(self, text: str) -> str:
-        found = _NO_FUNCTION.search(text)
-        end = len(text) if found is None else found.start()
-        taken = text[: min(end, MAX_TOOL_NAME_CHARACTERS - len(self._name))]
+        taken, text = in_front_of(_NO_FUNCTION, text, MAX_TOOL_NAME_CHARACTERS - len(self._name))
         self._name += taken
         self._spare.append(taken)
-        text = text[len(taken) :]
         if not text:
             return ""
-        if not self._name.rstrip(SPACE) or found is None or len(taken) < end:
+        if not self._name.rstrip(SPACE) or not _NO_FUNCTION.match(text):
             self._name = ""
             return self._no_call(text)
         self._step = self._want_parameter

@@ -12,7 +12,7 @@ from control_plane.text.answers.call_readers import CallReader
 from control_plane.text.answers.keyword_arguments import KeywordArguments
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft
-from control_plane.text.answers.until import SPACE
+from control_plane.text.answers.until import SPACE, in_front_of
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS
 
 _NO_NAME: Final = re.compile(r"[()\[\]{}<>,=\r\n]")
@@ -64,12 +64,9 @@ class PythonicReader(CallReader):
         return text
 
     def _in_name(self, text: str) -> str:
-        found = _NO_NAME.search(text)
-        end = len(text) if found is None else found.start()
-        taken = text[: min(end, MAX_TOOL_NAME_CHARACTERS - len(self._name))]
+        taken, text = in_front_of(_NO_NAME, text, MAX_TOOL_NAME_CHARACTERS - len(self._name))
         self._name += taken
         self._spare.append(taken)
-        text = text[len(taken) :]
         if not text:
             return ""
         name = self._name.rstrip(SPACE)

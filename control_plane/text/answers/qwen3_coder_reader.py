@@ -11,6 +11,7 @@ from control_plane.text.answers.parameter_reader import (
     ParameterReader,
 )
 from control_plane.text.answers.parameter_values import ValueMarks
+from control_plane.text.answers.until import in_front_of
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS
 
 _FUNCTION: Final = "<function="
@@ -88,11 +89,9 @@ class Qwen3CoderReader(ParameterReader):
 
     def _take_name(self, text: str, most: int) -> tuple[str, str]:
         """Take characters of a name, at most so many together; they, and the rest."""
-        found = _NO_NAME.search(text)
-        end = len(text) if found is None else found.start()
-        taken = text[: min(end, most + self.NUM_QUOTES - len(self._name))]
+        taken, rest = in_front_of(_NO_NAME, text, most + self.NUM_QUOTES - len(self._name))
         self._name += taken
-        return taken, text[len(taken) :]
+        return taken, rest
 
 
 class SeedOssReader(Qwen3CoderReader):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from control_plane.text.stop_strings import StopMatcher
 
 SPACE: Final = " \t\r\n"
+
+
+def in_front_of(pattern: re.Pattern[str], text: str, most: int) -> tuple[str, str]:
+    """Part `text` where the pattern first matches, or behind `most` characters: both parts."""
+    found = pattern.search(text)
+    end = min(len(text) if found is None else found.start(), most)
+    return text[:end], text[end:]
 
 
 class Reached(NamedTuple):
