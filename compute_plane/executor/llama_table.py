@@ -126,7 +126,7 @@ class LlamaTable:
         self.before = list(self._mixers.before)
         if weights.embedding is not None:
             self.before.append(self._embedding(weights.embedding))
-        widest = max(spec.hidden_size, self._mixers.widest, widest_mlp)
+        widest = max(spec.hidden_size, self._mixers.widest, widest_mlp, spec.layer_input_size)
         experts = None
         if spec.mixture is not None:
             experts = ExpertBuffers(self._arena, spec, spec.mixture, PIECE_TOKENS, step_rows)

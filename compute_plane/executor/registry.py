@@ -18,6 +18,7 @@ import structlog
 from compute_plane.errors import DeviceUnavailableError, ExecutorLoadError
 from compute_plane.executor.interface import GPUExecutor
 from compute_plane.memory.sizing import BlockDemand, host_memory, size_in_host_memory
+from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.windows import without_windows
 from planes.errors import ConfigError, EngineError
@@ -36,8 +37,9 @@ COMPUTES_WINDOWS: Final = frozenset({"cpu", "cuda"})
 KEEPS_STATES: Final = frozenset({"cpu", "cuda"})
 """Executors in which a layer may have a state in place of keys and values."""
 
-KNOWS_KINDS_OF_HEADS: Final = frozenset({"cpu", "simulated"})
-"""Executors in which layers may have heads of several sizes, and read another layer's keys."""
+NORMALISES_VALUES: Final = frozenset({"cpu", "simulated"})
+"""Executors that know what Gemma 4's layers have: values with norms, heads of two sizes, another
+layer's keys, inputs of their own."""
 
 log = structlog.get_logger()
 
@@ -118,6 +120,11 @@ class BuiltExecutor:
     num_states: int = 0
 
 
+def knows_layers(name: str, architecture: str) -> bool:
+    """Whether an executor computes what layers of such models have beside those of others."""
+    return name in NORMALISES_VALUES or not ARCHITECTURES[architecture].norms_values
+
+
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
     """Build the executor called `name`. Raises ConfigError families, ExecutorLoadError."""
     context_length = context.spec.context_length
@@ -127,10 +134,10 @@ def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
             f"states of sequences; {', '.join(sorted(KEEPS_STATES))} does",
             field="executor",
         )
-    if context.spec.global_heads is not None and name not in KNOWS_KINDS_OF_HEADS:
+    if not knows_layers(name, context.spec.architecture):
         raise ConfigError(
-            f"executor: {name} does not run {context.spec.architecture} models, whose layers have "
-            "heads of several sizes; cpu does (--device cpu)",
+            f"executor: {name} does not run {context.spec.architecture} models, whose layers "
+            "normalise values; cpu does (--device cpu)",
             field="executor",
         )
     if context.spec.recurrence is not None and context.swap_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
@@ -12,7 +13,7 @@ from compute_plane.model.hf_rope import of_layer_type, rope_scaling, rope_theta
 from compute_plane.model.hf_windows import FULL_ATTENTION, SLIDING_ATTENTION
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.spec import ModelSpec
-from compute_plane.model.spec_faults import faults_of
+from compute_plane.model.spec_faults import faults_of, faults_of_heads
 
 GLOBAL_HEAD_DIM = 512
 GLOBAL_THETA = 1e6
@@ -40,6 +41,8 @@ def with_config_of_gemma4(
     local = frozenset(with_window)
     has_values = not config.boolean("attention_k_eq_v")
     heads = _global_heads(config, spec, local, own_kv_heads=not has_values)
+    if faults := faults_of_heads(heads):
+        raise ModelFileError(config.path, "of layers without windows " + "; ".join(faults))
     size = config.integer("hidden_size_per_layer_input", LAYER_INPUT_SIZE)
     vocab_size = config.integer("vocab_size_per_layer_input", VOCAB_SIZE)
     if size and vocab_size != spec.vocab_size:
@@ -91,9 +94,11 @@ def _global_heads(
             spec.num_kv_heads if kv_heads is None else kv_heads,
             config.integer("global_head_dim", GLOBAL_HEAD_DIM),
         )
+    # transformers writes them as wide as the last: "05" of a model of thirty layers.
+    keys = {int(key): key for key in by_layer.keys if re.fullmatch("[0-9]{1,9}", key)}
     found = set()
     for layer in range(spec.num_layers):
-        own = by_layer.member(str(layer))
+        own = by_layer.member(keys[layer]) if layer in keys else None
         size, kv_heads = spec.head_dim, spec.num_kv_heads
         if own is not None:
             size = own.integer("head_dim", size)

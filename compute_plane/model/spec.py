@@ -71,6 +71,8 @@ class Mixture:
             faults.append(
                 f"shared_size must be 0 to {MAX_INTERMEDIATE_SIZE}, got {self.shared_size}"
             )
+        if self.has_own_norms and self.shared_size == 0:
+            faults.append("a mixture with norms of its own has an MLP for all tokens, got none")
         if self.dense_layers and not 1 <= self.dense_size <= MAX_INTERMEDIATE_SIZE:
             faults.append(f"dense_size must be 1 to {MAX_INTERMEDIATE_SIZE}, got {self.dense_size}")
         return faults + self._faults_of_groups()

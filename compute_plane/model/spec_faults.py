@@ -29,7 +29,7 @@ def faults_of(spec: ModelSpec) -> list[str]:
         if not 1 <= value <= maximum:
             faults.append(f"{field} must be 1 to {maximum}, got {value}")
     for heads in spec.kinds_of_heads:
-        faults += _faults_of_heads(heads)
+        faults += faults_of_heads(heads)
     turning = spec.rotary_dim
     if turning is not None and (turning % 2 or not 2 <= turning <= spec.head_dim):
         faults.append(
@@ -59,7 +59,7 @@ def faults_of(spec: ModelSpec) -> list[str]:
     return faults + scaling_faults(spec.rope_scaling, turning_at_all, spec.rope_theta)
 
 
-def _faults_of_heads(heads: Heads) -> list[str]:
+def faults_of_heads(heads: Heads) -> list[str]:
     """Return why there cannot be such heads."""
     faults = []
     limits = {"num_heads": 1 << 16, "num_kv_heads": 1 << 16, "head_dim": 1 << 12}

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compute_plane.executor.cpu import CpuExecutor
-from compute_plane.executor.registry import KNOWS_KINDS_OF_HEADS
+from compute_plane.executor.registry import knows_layers
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
 from kernels.cpu.instruction_set import selected_instruction_set
@@ -261,7 +261,7 @@ def driver_of(kind: str, target: Target) -> Iterator[BatchDriver]:
             executor = stack.enter_context(executor_of(kind))
         else:
             spec, weights = model_of(kind)
-            if spec.global_heads is not None and "cuda" not in KNOWS_KINDS_OF_HEADS:
+            if not knows_layers("cuda", spec.architecture):
                 pytest.skip(f"{spec.architecture} models run on the CPU executor alone")
             model = model_in_memory(spec, weights, formats, ORDERS.get(kind))
             running = target.running(

@@ -12,6 +12,7 @@ import torch
 from compute_plane.cuda.host_layers import HostLayersExecutor, rows_for_the_host
 from compute_plane.cuda.layer_products import Hidden
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor, SamplingRow
+from compute_plane.executor.registry import knows_layers
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.gguf_mixture import SHARING
 from compute_plane.model.spec import Mixture
@@ -59,7 +60,7 @@ def test_it_is_an_executor_that_runs_one_step_after_the_other(executor: HostLaye
 
 
 @pytest.mark.spread(3)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if knows_layers("cuda", a)])
 def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_executor(
     architecture: str,
 ) -> None:

@@ -92,12 +92,14 @@ def _of_global_layers(spec):
     return replace(spec, head_dim=32, global_heads=None)
 
 
-def test_what_transformers_writes_of_heads_by_layer_is_read(tiny, tmp_path) -> None:
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_transformers_writes_of_heads_by_layer_is_read(tiny, tmp_path, width: int) -> None:
+    """Their numbers are as wide as that of the last, of a model of ten layers or more."""
     made = Gemma4Model()
     config = {
         "global_head_dim": None,
         "num_global_key_value_heads": None,
-        "per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 32}},
+        "per_layer_config": {f"{layer:0{width}}": {"head_dim": 32} for layer in (1, 3)},
     }
     published = in_directory(tiny, tmp_path, made, {}).spec
     written = made.config() | config
@@ -139,13 +141,14 @@ REFUSED_CONFIGS = {
     "a cap of nothing": ({"final_logit_softcapping": 0}, "final_logit_softcapping must be"),
     "inputs too wide": ({"hidden_size_per_layer_input": 1 << 20}, "inputs of layers must be"),
     "an odd head": ({"global_head_dim": 31}, "head_dim must be even"),
+    "heads of any size": ({"global_head_dim": 10**12}, "head_dim must be 1 to 4096"),
     "heads that are no groups": ({"per_layer_config": {}}, "missing|shape|has"),
     "one more kind of heads": (
         {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}},
         "the same of all layers without windows",
     ),
     "other heads in a window": (
-        {"per_layer_config": {"0": {"head_dim": 32}}},
+        {"per_layer_config": {"00": {"head_dim": 32}}},
         "layers with windows",
     ),
     "another way to turn": (
@@ -169,6 +172,11 @@ def test_directories_that_cannot_be_are_refused_by_name(tiny, tmp_path, name: st
     config, words = REFUSED_CONFIGS[name]
     with pytest.raises((ModelFileError, UnsupportedModelError), match=words):
         in_directory(tiny, tmp_path, Gemma4Model(**SHARING), config)
+
+
+def test_experts_beside_no_mlp_are_refused(tiny, tmp_path) -> None:
+    with pytest.raises(ModelFileError, match="has an MLP for all tokens, got none"):
+        in_directory(tiny, tmp_path, Gemma4Model(has_experts=True), {"intermediate_size": 0})
 
 
 REFUSED_KEYS = {
@@ -211,14 +219,18 @@ def test_a_shared_layer_without_the_products_nobody_reads_loads_as_well(tiny, tm
 
 
 @pytest.mark.parametrize("executor", ["cuda", "some:executor"])
-def test_other_executors_are_not_given_them(tiny, tmp_path, executor: str) -> None:
-    model = in_directory(tiny, tmp_path, Gemma4Model(), {})
+@pytest.mark.parametrize("global_head_dim", [32, 16])
+def test_other_executors_are_not_given_them(
+    tiny, tmp_path, executor: str, global_head_dim: int
+) -> None:
+    """Not even where heads are all of one size: values are normalised there, too."""
+    model = in_directory(tiny, tmp_path, Gemma4Model(global_head_dim=global_head_dim), {})
     context = ExecutorContext(
         spec=model.spec, model=model, block_size=16, num_blocks=24, dtype="float32",
         kv_cache_dtype="auto", instruction_set="auto", device="cpu", max_tokens=64, num_threads=1,
         kernel_cache=tmp_path,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="heads of several sizes; cpu does"):
+    with pytest.raises(ConfigError, match="normalise values; cpu does"):
         build_executor(executor, context)
 
 
