@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import count
 
 from control_plane.core.request import Sequence
 
 _DEAD_ENTRIES_KEPT = 64
+
+# Its order, a number that no other entry has, and the sequence, which so is never compared: a beam
+# may be made anew under the `seq_id` of one whose entry is dead.
+_Entry = tuple[int, float, int, int, Sequence]
 
 
 class WaitingQueue:
@@ -17,14 +22,14 @@ class WaitingQueue:
     which is cleared once most of it is dead: O(1) on average.
     """
 
-    __slots__ = ("_heap", "_num_of_request", "_waiting", "alone")
+    __slots__ = ("_heap", "_num_of_request", "_numbers", "_waiting", "alone")
 
     def __init__(self) -> None:
         self.alone: int | None = None
         """The request whose sequences alone may be taken out; None: all."""
-        # seq_ids differ: no sequence is compared
-        self._heap: list[tuple[int, float, int, Sequence]] = []
-        self._waiting: dict[int, Sequence] = {}  # by seq_id
+        self._heap: list[_Entry] = []
+        self._waiting: dict[int, _Entry] = {}  # by seq_id; what else the heap has is dead
+        self._numbers = count()
         self._num_of_request: dict[int, int] = {}  # how many sequences of it wait
 
     def __len__(self) -> int:
@@ -40,10 +45,10 @@ class WaitingQueue:
 
     def add(self, seq: Sequence) -> None:
         """Add a sequence, at the place of its order."""
-        self._waiting[seq.seq_id] = seq
+        self._waiting[seq.seq_id] = entry = (*seq.order, next(self._numbers), seq)
         counts = self._num_of_request
         counts[seq.request_id] = counts.get(seq.request_id, 0) + 1
-        heappush(self._heap, (*seq.order, seq))
+        heappush(self._heap, entry)
 
     @property
     def has_next(self) -> bool:
@@ -53,12 +58,13 @@ class WaitingQueue:
     def peek(self) -> Sequence:
         """Return the first sequence to take out; there must be one."""
         if self.alone is not None:
-            own = (seq for seq in self._waiting.values() if seq.request_id == self.alone)
-            return min(own, key=lambda seq: seq.order)
+            return min(
+                entry for entry in self._waiting.values() if entry[4].request_id == self.alone
+            )[4]
         heap = self._heap
-        while heap[0][2] not in self._waiting:
+        while not self._is_alive(heap[0]):
             heappop(heap)
-        return heap[0][3]
+        return heap[0][4]
 
     def pop(self) -> Sequence:
         """Remove and return the first sequence to take out; there must be one."""
@@ -74,8 +80,11 @@ class WaitingQueue:
         """Take a sequence out, from anywhere."""
         self._forget(seq)
         if len(self._heap) > 2 * len(self._waiting) + _DEAD_ENTRIES_KEPT:
-            self._heap = [entry for entry in self._heap if entry[2] in self._waiting]
+            self._heap = [entry for entry in self._heap if self._is_alive(entry)]
             heapify(self._heap)
+
+    def _is_alive(self, entry: _Entry) -> bool:
+        return self._waiting.get(entry[2]) is entry
 
     def _forget(self, seq: Sequence) -> None:
         del self._waiting[seq.seq_id]

@@ -98,6 +98,8 @@ class Ledger:
 
     def adopt(self, entry: Entry) -> None:
         """Go on with the entry of a request from elsewhere; its sums stay where they grew."""
+        # A beam search may begin anew.
+        entry.num_tokens_at_loss = min(entry.num_tokens_at_loss, entry.num_tokens)
         self._open[entry.request.id] = entry
 
     def take_updates(self) -> list[RequestUpdate]:
@@ -174,10 +176,19 @@ class Ledger:
         entry.note_loss()
         return entry.num_vain_losses
 
-    def is_cleared(self, request_id: int) -> bool:
-        """Whether a request has ended, left, or had a token since the last loss."""
+    def num_vain_losses(self, request_id: int) -> int:
+        """Return how often planes were lost with it since its last token; 0: it is not here."""
         entry = self._open.get(request_id)
-        return entry is None or entry.has_got_on
+        return 0 if entry is None or entry.has_got_on else entry.num_vain_losses
+
+    def is_open(self, request_id: int) -> bool:
+        """Whether a request is admitted and has not ended."""
+        return request_id in self._open
+
+    def least_suspect(self) -> int | None:
+        """Return the request with which planes were lost least, the newest of several."""
+        ids = reversed(self._open)
+        return min(ids, key=self.num_vain_losses, default=None)
 
     def fail(self, request_id: int, error: EngineError) -> None:
         """End a request that the scheduler has been told to forget."""

@@ -28,11 +28,11 @@ from control_plane.core.interface import MovesRequests, SchedulerProtocol
 from control_plane.core.kv_cache import MemoryStats
 from control_plane.engine.commands import CommandDesk
 from control_plane.engine.events import Publisher, RequestInfo
-from control_plane.engine.inbox import Inbox
+from control_plane.engine.inbox import Adopt, Inbox
 from control_plane.engine.ledger import Ledger
 from control_plane.engine.link import ComputeLink
 from control_plane.engine.steps_in_flight import StepsInFlight
-from control_plane.engine.trials import LOSSES_BEFORE, Trials
+from control_plane.engine.trials import Trials
 from control_plane.engine.vain_losses import MAX_LOSSES_WITHOUT_PROGRESS, VainLosses
 from control_plane.errors import ComputeUnavailableError, LinkError
 from control_plane.metrics.plane_meter import PlaneMeter
@@ -190,7 +190,10 @@ class EngineLoop:
     def _apply_commands(self) -> None:
         for command in self.inbox.drain():
             self._desk.carry_out(command)
-            self._trials.go_on()
+            if isinstance(command, Adopt):  # planes may have been lost with it
+                self._trials.begin([command.moving.request.id])
+            else:
+                self._trials.go_on()
             if not self._scheduler.has_pending_work():
                 self._losses.note_progress()  # whatever the plane was lost with has gone
 
@@ -225,7 +228,7 @@ class EngineLoop:
             now = self._received_at = self._clock()
             for output in self._scheduler.commit(result, now):
                 self._ledger.take(output, now)
-            self._trials.go_on()
+            self._trials.end_probe()
             self._sent.note_work(is_left=self._scheduler.has_pending_work())
             if result.refusal is not None:
                 # A fault of ours, or the executor's. The batches sent after it were made as if it
@@ -265,7 +268,8 @@ class EngineLoop:
         tell("link lost", error=error.message, steps_in_flight=len(self._sent))
         self.meter.num_losses += 1
         self._num_losses += 1
-        self._losses.note(while_computing=bool(self._sent))
+        self._losses.note(while_computing=bool(self._sent), is_probe=self._trials.is_probing)
+        self._trials.end_probe()
         suspects = self._sent.suspects
         self._link.close()
         self._sent.clear()
@@ -284,10 +288,10 @@ class EngineLoop:
 
         Those that only waited go on then, unless that has happened some times without a result.
         """
-        most = MAX_LOSSES_WITHOUT_PROGRESS
+        most, has_blamed = MAX_LOSSES_WITHOUT_PROGRESS, False
         for request_id in suspects:
             if self._ledger.note_loss(request_id) >= most:
-                self._losses.note_blame()
+                has_blamed = True
                 self._fail(
                     request_id,
                     ComputeUnavailableError(
@@ -295,8 +299,10 @@ class EngineLoop:
                         "request"
                     ),
                 )
-        if self._losses.in_a_row >= LOSSES_BEFORE:
-            self._trials.begin(suspects)
+        self._trials.begin(suspects)
+        if has_blamed:
+            self._losses.note_blame()
+            self._trials.probe()
         num_losses = self._losses.give_up_after()
         if num_losses is not None:
             self._fail_all(

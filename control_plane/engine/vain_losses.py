@@ -16,22 +16,21 @@ class VainLosses:
     """Counts losses since the last result."""
 
     def __init__(self) -> None:
-        self._in_round = self._rounds = 0
+        self._num = self._in_round = self._rounds = 0
         self._has_blamed = False
-
-    @property
-    def in_a_row(self) -> int:
-        """How many there are since a result, or since somebody was given up for them."""
-        return self._in_round
 
     def note_progress(self) -> None:
         """Note a result, or that nothing is left of what the plane was lost with."""
-        self._in_round = self._rounds = 0
+        self._num = self._in_round = self._rounds = 0
         self._has_blamed = False
 
-    def note(self, *, while_computing: bool) -> None:
-        """Note a loss; it counts if steps were under way."""
-        self._in_round += while_computing
+    def note(self, *, while_computing: bool, is_probe: bool = False) -> None:
+        """Note a loss; it counts if steps were under way.
+
+        `is_probe`: they were of somebody who was computed between two rounds, and are of neither.
+        """
+        self._num += while_computing
+        self._in_round += while_computing and not is_probe
 
     def note_blame(self) -> None:
         """Note that a request is given up for them."""
@@ -46,6 +45,5 @@ class VainLosses:
         self._rounds += 1
         if has_blamed and self._rounds < MAX_VAIN_ROUNDS:
             return None
-        num_losses = self._rounds * MAX_LOSSES_WITHOUT_PROGRESS
-        self._rounds = 0
+        num_losses, self._num, self._rounds = self._num, 0, 0
         return num_losses

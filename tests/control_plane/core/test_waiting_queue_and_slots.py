@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.queue import WaitingQueue
 from control_plane.core.request import Group, Request, Sample, Sequence
@@ -51,6 +53,26 @@ def test_a_sequence_is_removed_from_anywhere_in_the_queue():
     assert sequences[5] in queue
     assert len(queue) == 4
     assert drained(queue) == [5, 7, 8, 9]
+
+
+@pytest.mark.parametrize("takes_alone", [False, True])
+def test_one_made_anew_stands_in_the_place_of_one_that_was_removed(takes_alone):
+    """As a beam does; whatever the order, they are never compared."""
+    queue = queue_of(5, 6)
+    old, new = sequence(4), sequence(4)
+    queue.add(old)
+    if takes_alone:
+        queue.alone = old.request_id
+        assert queue.pop() is old
+        queue.alone = None
+    else:
+        queue.remove(old)
+    assert queue.peek().seq_id == 5
+    queue.add(old)
+    queue.remove(old)
+    queue.add(new)
+    assert queue.pop() is new
+    assert drained(queue) == [5, 6]
 
 
 def test_removed_sequences_do_not_pile_up_behind_one_that_waits():
