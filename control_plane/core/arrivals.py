@@ -85,20 +85,20 @@ class Arrivals:
                 return (self._kv.get_block_table(other.seq_id) or [])[:num_blocks]
         return None
 
-    def can_admit(self, arrival: Arrival, num_tokens: int) -> bool:
-        """Whether there is a slot and blocks for the next `num_tokens` of a sequence.
+    def num_lacking(self, arrival: Arrival, num_tokens: int) -> int:
+        """Return how many blocks are missing for the next `num_tokens` of a sequence; 0: none.
 
         A block is kept for each sequence whose next decode row needs one: it would take it back
         from the newcomer, who would come again, and neither might get on.
         """
         running = self._running
-        if running.slots.num_free == 0:
-            return False
         num_new = running.blocks_for(arrival.num_computed + num_tokens) - arrival.num_in_use
         if self._kv.can_allocate(num_new + len(running.decoding)):
-            return True
+            return 0
         size = self._block_size
         num_kept = sum(
             s.num_computed_tokens % size == 0 or s.shares_tail for s in running.decoding.values()
         )
-        return self._kv.can_allocate(num_new + num_kept)
+        if self._kv.can_allocate(num_new + num_kept):
+            return 0
+        return max(1, num_new + num_kept - self._kv.get_memory_stats().free_blocks)

@@ -223,11 +223,9 @@ class StepComposer:
             seq = queue.peek()
             if budget == 0:
                 return
-            if running.slots.num_free == 0:
-                if not running.make_way(seq, 0):
-                    return
-                projected_blocks = arrivals.projected_blocks()
-                continue
+            lacks_slot = running.slots.num_free == 0
+            if lacks_slot and not running.less_urgent(seq):
+                return
             if not self._takes(step, seq) or not self._has_room_for_start(step, seq):
                 return
             arrival = arrivals.look_up(seq)
@@ -241,10 +239,12 @@ class StepComposer:
                 - arrival.num_in_use
                 + len(seq.group.unborn)
             )
-            num_beyond = projected_blocks + num_wanted - self._threshold_blocks
-            is_lone = seq.group.num_running == len(running)
-            if (num_beyond > 0 and not is_lone) or not arrivals.can_admit(arrival, num_tokens):
-                if not running.make_way(seq, max(num_beyond, 1)):
+            num_lacking = arrivals.num_lacking(arrival, num_tokens)
+            if seq.group.num_running < len(running):
+                num_beyond = projected_blocks + num_wanted - self._threshold_blocks
+                num_lacking = max(num_lacking, num_beyond)
+            if lacks_slot or num_lacking > 0:
+                if not running.make_way(seq, num_lacking):
                     return
                 projected_blocks = arrivals.projected_blocks()
                 continue
@@ -273,11 +273,13 @@ class StepComposer:
     def _has_room_for_start(self, step: Step, seq: Sequence, *, is_dear: bool = False) -> bool:
         """Whether a step may start a sequence: the first, and others while the message is small.
 
-        `is_dear`: if it is put off, its tokens are computed anew.
+        `is_dear`: if it is put off, its tokens are computed anew. Beams that are started in every
+        step leave room for the first of the others.
         """
         if step.num_start_tokens == 0:
             return True
-        most = MOST_START_TOKENS if is_dear else QUICK_START_TOKENS
+        is_first = step.num_prefill_rows == 0
+        most = MOST_START_TOKENS if is_dear or is_first else QUICK_START_TOKENS
         return step.num_start_tokens + seq.num_known_tokens <= most
 
     def _token_budget(self, step: Step) -> int:

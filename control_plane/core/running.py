@@ -271,23 +271,50 @@ class RunningSet:
         self.num_preemptions += 1
         self.recall(seq)
 
-    def make_way(self, newcomer: Sequence, num_blocks: int) -> bool:
-        """Preempt the last sequence by `order` for one of a lower priority number.
-
-        Whether it has gone: one with a step in flight goes when that has come. Nobody is preempted
-        unless all that are less urgent hold `num_blocks` together.
-        """
+    def less_urgent(self, newcomer: Sequence) -> list[Sequence]:
+        """Return those that would be preempted for a newcomer: of higher priority numbers."""
         priority = newcomer.request.priority
-        others = [
+        return [
             seq
             for seq in self._running.values()
             if seq.request.priority > priority and not seq.draining
         ]
-        held = sum(self.blocks_for(seq.num_tokens + 1) for seq in others)
-        if not others or held < num_blocks:
+
+    def make_way(self, newcomer: Sequence, num_blocks: int) -> bool:
+        """Preempt the last sequence by `order` for one of a lower priority number.
+
+        Whether it has gone: one with a step in flight goes when that has come. Nobody is preempted
+        where a slot and `num_blocks` come by themselves with the next result, or where those of all
+        that are less urgent would not be enough.
+        """
+        others = self.less_urgent(newcomer)
+        is_coming = num_blocks <= self._draining_blocks and any(
+            seq.draining for seq in self._running.values()
+        )
+        if not others or is_coming or not self._hold(others, num_blocks):
             return False
         self._preempt(max(others, key=lambda seq: seq.order))
         return not self.is_preempting
+
+    def _hold(self, sequences: list[Sequence], num_blocks: int) -> bool:
+        """Whether so many fewer blocks were in use and promised without these sequences."""
+        num_promised = sum(
+            self.blocks_for(seq.num_tokens + 1) - self.blocks_for(seq.num_computed_tokens)
+            for seq in sequences
+        )
+        num_missing = num_blocks - num_promised
+        if sum(self.blocks_for(seq.num_computed_tokens) for seq in sequences) < num_missing:
+            return False
+        if self.sharing is None or num_missing <= 0:
+            return True
+        # What is shared goes with the last of those that share it.
+        leaving = {seq.seq_id for seq in sequences}
+        held: set[int] = set()
+        for seq_id in leaving:
+            held.update(self._kv.get_block_table(seq_id) or ())
+        for seq_id in self._running.keys() - leaving:
+            held.difference_update(self._kv.get_block_table(seq_id) or ())
+        return len(held) >= num_missing
 
     def yield_beam(self) -> bool:
         """Preempt the last beam by `order` while somebody waits; whether there is one."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from control_plane.core import composer
+from control_plane.core.batch import StepResult, TokenLogprobs
 from control_plane.core.step import Step
+from tests.control_plane.core import test_beams_are_sequences as beams
 
 
 def started(output):
@@ -56,6 +58,31 @@ def test_requests_are_admitted_a_few_a_step_and_a_longer_one_alone(engine) -> No
         e.ask(number, [number] * length, 4, arrival_time=number)
     assert [started(e.step()) for _ in range(4)] == [[60], [60], [500], [10]]
     e.run()
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("num_known", "num_new"), [(20, 30), (60, 4), (30, 200)])
+def test_beams_that_are_started_in_every_step_keep_nobody_waiting(
+    engine, num_known: int, num_new: int
+) -> None:
+    e = engine(num_blocks=900, max_total_tokens=400)
+    beams.ask(e, num_known, 40, width=4)
+    top = TokenLogprobs(0.0, tuple(range(1, 9)), tuple(-float(token) for token in range(1, 9)))
+    starts = []
+    for number in range(9):
+        if number == 6:
+            assert sum(starts[-1]) > 4 * num_known  # of all beams
+            e.ask(2, [2] * num_new, 4, arrival_time=1.0)
+        output = e.scheduler.schedule()
+        starts.append(started(output))
+        num_rows = len(output.batch.sampled_rows)
+        result = StepResult(
+            output.batch.step_id,
+            [1] * num_rows,
+            sample_logprobs=dict.fromkeys(range(num_rows), top),
+        )
+        e.scheduler.commit(result)
+    assert num_new in starts[6]
 
 
 def test_real_bounds_leave_ordinary_steps_alone() -> None:

@@ -62,9 +62,10 @@ def test_one_that_is_no_more_urgent_waits(engine, priority):
     assert e.scheduler.get_stats().num_preemptions == 0
 
 
-def test_nobody_gives_way_where_that_would_not_be_enough(engine):
+@pytest.mark.parametrize("max_num_seqs", [2, 9])
+def test_nobody_gives_way_where_that_would_not_be_enough(engine, max_num_seqs):
     """What the request needs is held by one that is as urgent."""
-    e = engine(num_blocks=40, memory_threshold=1.0, max_total_tokens=200)
+    e = engine(num_blocks=40, memory_threshold=1.0, max_total_tokens=200, max_num_seqs=max_num_seqs)
     e.ask(1, [1] * 100, 60, priority=0)
     e.ask(2, [2] * 8, 60, priority=5, arrival_time=1.0)
     e.step()
@@ -72,6 +73,35 @@ def test_nobody_gives_way_where_that_would_not_be_enough(engine):
     e.ask(URGENT, [8] * 100, 4, priority=0, arrival_time=2.0)
     for _ in range(10):
         assert 2 in e.step().decode_request_ids
+    assert e.scheduler.get_stats().num_preemptions == 0
+
+
+@pytest.mark.parametrize(("num_tokens", "num_preemptions"), [(140, 0), (80, 4)])
+def test_blocks_that_samples_share_are_counted_once(engine, num_tokens, num_preemptions):
+    """Of 60 blocks four samples hold 15 together and one each; an urgent stream holds 31."""
+    e = engine(num_blocks=60, memory_threshold=1.0, max_total_tokens=400)
+    e.ask(1, [1] * 120, 60, priority=0)
+    e.ask(2, [2] * 60, 12, n=4, priority=5, arrival_time=1.0)
+    for _ in range(2):
+        e.step()
+    urgent = e.ask(URGENT, [8] * num_tokens, 1, priority=0, arrival_time=2.0)
+    assert (steps_to_first_token(e, urgent, most=6) is None) == (num_preemptions == 0)
+    assert e.scheduler.get_stats().num_preemptions == num_preemptions
+    e.run()
+
+
+def test_nobody_gives_way_where_a_slot_is_about_to_be_free(engine):
+    e = engine(num_blocks=200, max_num_seqs=3)
+    e.ask(1, [1] * 4, 3)
+    for number in (2, 3):
+        e.ask(number, [number] * 4, 60, priority=5)
+    e.step()
+    e.send()
+    e.send()  # with the last token of the first
+    e.ask(URGENT, [8] * 4, 4, arrival_time=2.0)
+    for _ in range(3):
+        e.commit()
+        e.send()
     assert e.scheduler.get_stats().num_preemptions == 0
 
 
