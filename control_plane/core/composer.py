@@ -10,6 +10,7 @@ from __future__ import annotations
 from control_plane.core.arrivals import Arrivals
 from control_plane.core.book import Book
 from control_plane.core.drafting import Drafting
+from control_plane.core.giving_way import GivingWay
 from control_plane.core.interface import SchedulerConfig
 from control_plane.core.kv_interface import KVCacheManagerProtocol
 from control_plane.core.queue import WaitingQueue
@@ -45,6 +46,7 @@ class StepComposer:
         self._threshold_blocks = int(config.memory_threshold * num_blocks)
         self._running = running
         self._arrivals = Arrivals(kv_cache, running)
+        self._giving_way = GivingWay(kv_cache, running)
         self._queue = queue
         self._book = book
         self._drafting = drafting
@@ -224,7 +226,7 @@ class StepComposer:
             if budget == 0:
                 return
             lacks_slot = running.slots.num_free == 0
-            if lacks_slot and not running.less_urgent(seq):
+            if lacks_slot and not self._giving_way.less_urgent(seq):
                 return
             if not self._takes(step, seq) or not self._has_room_for_start(step, seq):
                 return
@@ -244,7 +246,7 @@ class StepComposer:
                 num_beyond = projected_blocks + num_wanted - self._threshold_blocks
                 num_lacking = max(num_lacking, num_beyond)
             if lacks_slot or num_lacking > 0:
-                if not running.make_way(seq, num_lacking):
+                if not self._giving_way.make_way(seq, num_lacking):
                     return
                 projected_blocks = arrivals.projected_blocks()
                 continue

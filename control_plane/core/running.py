@@ -44,7 +44,6 @@ class RunningSet:
     __slots__ = (
         "_awaited_blocks",
         "_block_size",
-        "_draining_blocks",
         "_kv",
         "_preempting",
         "_queue",
@@ -54,6 +53,7 @@ class RunningSet:
         "host",
         "last_committed_step",
         "now",
+        "num_draining_blocks",
         "num_kv_tokens",
         "num_preemptions",
         "num_swaps",
@@ -85,7 +85,7 @@ class RunningSet:
         self.decoding: dict[int, Sequence] = {}
         self.prefilling: dict[int, Sequence] = {}
         self._preempting: set[int] = set()  # preempted while a step of theirs was in flight
-        self._draining_blocks = 0
+        self.num_draining_blocks = 0
         self._awaited_blocks = 0  # that rows of the step being put together wait for
         self.last_committed_step = 0
         self.now = 0.0  # as of the last call that said
@@ -246,7 +246,7 @@ class RunningSet:
         and nobody to preempt, so the first always gets on.
         """
         while not self._kv.can_allocate(num_new):
-            num_coming = self._kv.get_memory_stats().free_blocks + self._draining_blocks
+            num_coming = self._kv.get_memory_stats().free_blocks + self.num_draining_blocks
             # What rows before this one wait for is not counted on twice.
             if num_coming >= num_new + self._awaited_blocks:
                 self._awaited_blocks += num_new
@@ -256,7 +256,7 @@ class RunningSet:
             )
             if victim is seq:
                 return False
-            self._preempt(victim)
+            self.preempt(victim)
         return True
 
     def remember(self, seq: Sequence, first_token: int) -> None:
@@ -266,62 +266,17 @@ class RunningSet:
 
     # Leaving
 
-    def _preempt(self, seq: Sequence) -> None:
+    def preempt(self, seq: Sequence) -> None:
         """Take slot and blocks from a sequence; it goes on when its turn comes."""
         self.num_preemptions += 1
         self.recall(seq)
-
-    def less_urgent(self, newcomer: Sequence) -> list[Sequence]:
-        """Return those that would be preempted for a newcomer: of higher priority numbers."""
-        priority = newcomer.request.priority
-        return [
-            seq
-            for seq in self._running.values()
-            if seq.request.priority > priority and not seq.draining
-        ]
-
-    def make_way(self, newcomer: Sequence, num_blocks: int) -> bool:
-        """Preempt the last sequence by `order` for one of a lower priority number.
-
-        Whether it has gone: one with a step in flight goes when that has come. Nobody is preempted
-        where a slot and `num_blocks` come by themselves with the next result, or where those of all
-        that are less urgent would not be enough.
-        """
-        others = self.less_urgent(newcomer)
-        is_coming = num_blocks <= self._draining_blocks and any(
-            seq.draining for seq in self._running.values()
-        )
-        if not others or is_coming or not self._hold(others, num_blocks):
-            return False
-        self._preempt(max(others, key=lambda seq: seq.order))
-        return not self.is_preempting
-
-    def _hold(self, sequences: list[Sequence], num_blocks: int) -> bool:
-        """Whether so many fewer blocks were in use and promised without these sequences."""
-        num_promised = sum(
-            self.blocks_for(seq.num_tokens + 1) - self.blocks_for(seq.num_computed_tokens)
-            for seq in sequences
-        )
-        num_missing = num_blocks - num_promised
-        if sum(self.blocks_for(seq.num_computed_tokens) for seq in sequences) < num_missing:
-            return False
-        if self.sharing is None or num_missing <= 0:
-            return True
-        # What is shared goes with the last of those that share it.
-        leaving = {seq.seq_id for seq in sequences}
-        held: set[int] = set()
-        for seq_id in leaving:
-            held.update(self._kv.get_block_table(seq_id) or ())
-        for seq_id in self._running.keys() - leaving:
-            held.difference_update(self._kv.get_block_table(seq_id) or ())
-        return len(held) >= num_missing
 
     def yield_beam(self) -> bool:
         """Preempt the last beam by `order` while somebody waits; whether there is one."""
         beams = [s for s in self._running.values() if s.is_beam and not s.draining]
         if not beams or not self._queue.has_next:
             return False
-        self._preempt(max(beams, key=lambda s: s.order))
+        self.preempt(max(beams, key=lambda s: s.order))
         return True
 
     def recall(self, seq: Sequence) -> None:
@@ -337,14 +292,14 @@ class RunningSet:
         if seq.draining:
             return
         seq.draining = seq.is_special = True
-        self._draining_blocks += self.blocks_for(seq.num_computed_tokens)
+        self.num_draining_blocks += self.blocks_for(seq.num_computed_tokens)
         self.decoding.pop(seq.seq_id, None)
         self.prefilling.pop(seq.seq_id, None)
 
     def release(self, seq: Sequence) -> None:
         """Free slot and blocks of a drained sequence and queue it again unless it has ended."""
         num_blocks = self.blocks_for(seq.num_computed_tokens)
-        self._draining_blocks -= num_blocks
+        self.num_draining_blocks -= num_blocks
         self.num_table_entries -= num_blocks
         self.num_kv_tokens -= seq.num_computed_tokens
         self._preempting.discard(seq.seq_id)
