@@ -122,7 +122,8 @@ class BuiltExecutor:
 
 def knows_layers(name: str, architecture: str) -> bool:
     """Whether an executor computes what layers of such models have beside those of others."""
-    return name in NORMALISES_VALUES or not ARCHITECTURES[architecture].norms_values
+    known = ARCHITECTURES.get(architecture)  # not of a made-up model
+    return name in NORMALISES_VALUES or known is None or not known.norms_values
 
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
