@@ -122,7 +122,7 @@ def read_gguf_spec(
         head_dim = _head_dim(file, keys, prefix, hidden_size, num_heads)
     else:
         head_dim = latents.row_size
-    mixture = gguf_mixture(file, keys, prefix)
+    mixture = gguf_mixture(file, keys, prefix, 0 if sizes is None else sizes.mlp)
     stored_name = keys.text("general.name")
     spec = ModelSpec(
         name=name or printable(stored_name or file.path.stem),

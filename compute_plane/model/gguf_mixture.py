@@ -59,10 +59,13 @@ SHARING: Final = {
 }
 
 
-def gguf_mixture(file: GgufFile, keys: GgufMetadata, prefix: str) -> Mixture | None:
+def gguf_mixture(
+    file: GgufFile, keys: GgufMetadata, prefix: str, mlp_size: int = 0
+) -> Mixture | None:
     """Return the mixture of a GGUF file, None where it has none.
 
-    `prefix`: of the architecture's keys. Raises ModelFileError, UnsupportedModelError.
+    `prefix`: of the architecture's keys. `mlp_size`: of the MLP beside the experts of Gemma 4.
+    Raises ModelFileError, UnsupportedModelError.
     """
     path, architecture = file.path, prefix.removesuffix(".")
     count = keys.integer(prefix + "expert_count")
@@ -100,7 +103,7 @@ def gguf_mixture(file: GgufFile, keys: GgufMetadata, prefix: str) -> Mixture | N
         normalises_weights=said is not False,
         scores=scores,
         weight_scale=scale,
-        shared_size=keys.require_integer(prefix + "feed_forward_length") if is_of_gemma4 else 0,
+        shared_size=mlp_size,
         has_own_norms=is_of_gemma4,
         is_fused_in_gguf=is_of_gemma4 and _entry(file, keys, prefix, gate_up) is not None,
     )

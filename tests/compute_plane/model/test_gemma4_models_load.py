@@ -209,6 +209,13 @@ def test_gguf_files_that_cannot_be_are_refused_by_name(tiny, tmp_path, name: str
         in_gguf(tiny, tmp_path, Gemma4Model(**SHARING), **keys)
 
 
+def test_a_width_may_be_said_of_each_layer_beside_experts_too(tiny, tmp_path) -> None:
+    made = Gemma4Model(has_experts=True)
+    said = in_gguf(tiny, tmp_path, made, feed_forward_length=[made.intermediate_size] * 4).spec
+    assert said.mixture == in_gguf(tiny, tmp_path, made).spec.mixture
+    assert said.mixture.shared_size == made.intermediate_size
+
+
 def test_a_shared_layer_without_the_products_nobody_reads_loads_as_well(tiny, tmp_path) -> None:
     made = Gemma4Model(**SHARING)
     for name in [name for name in made.weights if name.startswith("model.layers.5.self_attn.")]:
