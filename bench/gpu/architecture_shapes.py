@@ -10,8 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.gemma4 import turning_divisors
+from compute_plane.model.heads import Heads
 from compute_plane.model.latents import Latents
 from compute_plane.model.mamba2 import Mamba2
+from compute_plane.model.rope_scaling import FrequencyDivisors
 from compute_plane.model.short_convolution import ShortConvolution
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
@@ -53,6 +56,20 @@ IN_GROUPS: Final = Mixture(
     8, 3, True, "sigmoid", 1.5, True, shared_size=96, dense_layers=1, dense_size=64, num_groups=4,
     groups_per_token=2,
 )  # fmt: skip
+
+
+def of_gemma4(local: frozenset[int]) -> dict[str, object]:
+    """Return the numbers of heads of 256 elements in layers with windows, and of 512 in others."""
+    layers = frozenset(range(5 if len(local) > 1 else 2))
+    return {
+        "head_dim": 256, "global_heads": Heads(6, 1, 512),
+        "layers_with_global_heads": layers - local, "score_scale": 1.0, "logits_cap": 5.0,
+        "window": WINDOW, "layers_with_window": local, "layers_with_local_rope": local,
+        "local_rope_theta": 100.0,
+        "rope_scaling": FrequencyDivisors(turning_divisors(512, 0.25, 1.0)),
+    }  # fmt: skip
+
+
 SINGLE: Final = "M-*ME"
 """Layers of Nemotron-H: Mamba-2, attention, an MLP, experts; each is one thing."""
 
@@ -98,6 +115,18 @@ SHAPES: Final = (
         _of(
             "Gemma 3", "gemma3", num_heads=4, num_kv_heads=2, head_dim=256, window=WINDOW,
             layers_with_window=FIRST, local_rope_theta=100.0, layers_with_local_rope=FIRST,
+        )
+    ),
+    Architecture(
+        _of(
+            "Gemma 4", "gemma4", num_layers=5, num_kv_heads=3, kv_sources=(0, 1, 2, 2, 1),
+            late_mlp_size=192, layer_input_size=32, **of_gemma4(frozenset({0, 2, 3})),
+        )
+    ),
+    Architecture(
+        _of(
+            "Gemma 4, experts", "gemma4", layers_without_values=frozenset({1}),
+            mixture=Mixture(7, 3, shared_size=96, has_own_norms=True), **of_gemma4(FIRST),
         )
     ),
     Architecture(_of("OLMo 2", "olmo2")),

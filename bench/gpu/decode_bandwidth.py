@@ -22,7 +22,8 @@ from bench.gpu.device import Say, as_graph, current_stream, summary
 from bench.gpu.latent_shapes import DECODE_SHAPES, LatentDecodeShape
 from kernels.cuda.attention_chunks import most_tokens_read
 from kernels.cuda.attention_decode import DecodePlan, DecodeVariant
-from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
+from kernels.cuda.attention_variant import HEAD_SIZES, LOG2_E, NO_WINDOW
+from kernels.cuda.attention_wide import WideDecodeVariant
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.variant import Variant
 
@@ -60,8 +61,8 @@ class Shape:
 
     @property
     def has_rivals(self) -> bool:
-        """Whether others' attention is measured on it."""
-        return self.window is None
+        """Whether others' attention is measured on it: of larger heads there is hardly any."""
+        return self.window is None and self.variant.head_size in HEAD_SIZES
 
     @property
     def scale(self) -> float:
@@ -126,6 +127,7 @@ class Shape:
 AnyShape: TypeAlias = Shape | LatentDecodeShape
 
 _USUAL = DecodeVariant("bfloat16", 128, 4, 16)
+_GEMMA = WideDecodeVariant("bfloat16", 512, 8, 16)  # of 31B, layers without windows
 SHAPES: tuple[AnyShape, ...] = (
     Shape(64, 4096, _USUAL, least_fraction=0.85),
     Shape(128, 2048, _USUAL, least_fraction=0.85),
@@ -135,6 +137,8 @@ SHAPES: tuple[AnyShape, ...] = (
     Shape(64, 4096, DecodeVariant("bfloat16", 128, 8, 16)),
     Shape(64, 4096, DecodeVariant("float16", 128, 4, 32)),
     Shape(64, 4096, DecodeVariant("bfloat16", 256, 2, 16)),
+    Shape(64, 4096, _GEMMA, num_kv_heads=4),
+    Shape(1, 32768, _GEMMA, num_kv_heads=4),
     Shape(64, 2048, DecodeVariant("float32", 128, 4, 16)),
     Shape(64, 8192, replace(_USUAL, has_window=True), window=4096),
     Shape(8, 16384, replace(_USUAL, has_window=True), window=1024),

@@ -271,7 +271,7 @@ def launches_apart(problem: Problem, load: Load) -> Callable[[], None] | None:
         for weights in problem.matrices:
             following = (weights.data_ptr(), *fetched.arguments)
             for norm in norms:
-                norm.launch(norm_grid, stream, *norm_pointers, EPS, *following)
+                norm.launch(norm_grid, stream, *norm_pointers, EPS, 1.0, *following)
             torch.mm(normed, weights.t(), out=made)
             for gate in kernels[len(norms) :]:
                 gate.launch(gate_grid, stream, *gate_arguments, *nothing)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from bench.gpu.case import TOLERANCES
 from bench.gpu.cases.block_pool import layer_strides
@@ -23,7 +23,8 @@ from bench.gpu.latent_shapes import PREFILL_SHAPES, LatentPrefillShape
 from bench.gpu.prefill_rivals import RIVALS, Rival
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_tiles import plan_tiles
-from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
+from kernels.cuda.attention_variant import HEAD_SIZES, LOG2_E, NO_WINDOW
+from kernels.cuda.attention_wide import WidePrefillVariant
 from kernels.cuda.launch import LoadedKernel
 
 Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
@@ -45,8 +46,6 @@ class PrefillShape:
     num_kv_heads: int = 8
     least_tflop_per_s: float | None = None
 
-    has_rivals: ClassVar[bool] = True
-
     @property
     def name(self) -> str:
         """Rows × query tokens, what is cached, and the kernel."""
@@ -55,6 +54,11 @@ class PrefillShape:
             f"{self.rows} × {self.query_len}{cached}, {self.num_kv_heads} kv heads, "
             f"{self.variant.name}"
         )
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether others' attention is measured on it: of larger heads there is hardly any."""
+        return self.variant.head_size in HEAD_SIZES
 
     @property
     def num_heads(self) -> int:
@@ -111,6 +115,7 @@ AnyShape: TypeAlias = PrefillShape | LatentPrefillShape
 
 _D128 = PrefillVariant("bfloat16", 128, 4, 16)
 _D64 = PrefillVariant("bfloat16", 64, 4, 16)
+_GEMMA = WidePrefillVariant("bfloat16", 512, 8, 16)  # of 31B, layers without windows
 SHAPES: tuple[AnyShape, ...] = (
     PrefillShape(1, 8192, 0, _D128, least_tflop_per_s=250),
     PrefillShape(8, 2048, 0, _D128, least_tflop_per_s=250),
@@ -122,6 +127,8 @@ SHAPES: tuple[AnyShape, ...] = (
     PrefillShape(8, 512, 8192, _D64),
     PrefillShape(1, 8192, 0, PrefillVariant("bfloat16", 96, 4, 16)),
     PrefillShape(1, 8192, 0, PrefillVariant("bfloat16", 256, 2, 16)),
+    PrefillShape(1, 8192, 0, _GEMMA, num_kv_heads=4),
+    PrefillShape(1, 512, 32768, _GEMMA, num_kv_heads=4),
     PrefillShape(1, 2048, 0, PrefillVariant("float32", 128, 4, 16)),
     *PREFILL_SHAPES,
 )

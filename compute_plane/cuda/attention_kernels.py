@@ -18,12 +18,16 @@ from compute_plane.cuda.operands import (
     HeadChanges,
     LayerAttention,
     PrefillRows,
+    num_kv_heads_of,
 )
+from compute_plane.model.heads import Heads
 from compute_plane.model.rope import query_growth
 from kernels.cuda.attention_chunks import num_tickets
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
+from kernels.cuda.attention_wide import WIDE_HEAD_SIZE, WideDecodeVariant, WidePrefillVariant
+from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.joint_norms import JointNormsVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 
@@ -49,33 +53,13 @@ class AttentionKernels:
         kv_dtype: str | None,
     ) -> None:
         self._launcher = launcher
-        has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
-        has_own_norms = spec.has_head_norms and not spec.norms_heads_together
-        self._joint_norms: JointNormsVariant | None = None
-        if spec.norms_heads_together:
-            self._joint_norms = JointNormsVariant(dtype, spec.query_size, spec.kv_size)
-        self._rope = RopeWriteKvVariant(
-            dtype,
-            spec.head_dim,
-            block_size,
-            kv_dtype,
-            spec.has_qkv_bias,
-            has_own_norms,
-            has_float32_norms and has_own_norms,
-            query_growth(spec) is not None,
-        )
-        # By whether a layer has a window, of those that there are.
-        group = spec.num_heads // spec.num_kv_heads
-        shape = (dtype, spec.head_dim, group, block_size, kv_dtype)
-        self._windows = {spec.window_of(layer) for layer in range(spec.num_layers)}
-        kinds = sorted({window is not None for window in self._windows})
-        sinks = spec.has_sinks
-        self._decode = {kind: DecodeVariant(*shape, kind, sinks) for kind in kinds}
-        self._prefill = {kind: PrefillVariant(*shape, kind, sinks) for kind in kinds}
-        # Asked for in each layer of a step that no graph holds; the same for both kinds.
-        self._plan_decode = lru_cache(maxsize=64)(self._decode[kinds[0]].plan)
-        self._num_kv_heads = spec.num_kv_heads
-        self._scale_log2e = LOG2_E / math.sqrt(spec.head_dim)
+        if spec.scores_cap is not None:
+            raise UnsupportedVariantError("scores_cap", "none", spec.scores_cap)
+        self._kinds = {
+            heads: _OfHeads(spec, heads, dtype, block_size, kv_dtype)
+            for heads in spec.kinds_of_heads
+        }
+        self._numbers = {heads: number for number, heads in enumerate(self._kinds)}
         # Attention leaves them as zeros, and a graph's launches have them for good.
         self._tickets = torch.zeros(
             num_tickets(launcher.num_multiprocessors), dtype=torch.int32, device=launcher.device
@@ -84,13 +68,12 @@ class AttentionKernels:
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
-        norms = [] if self._joint_norms is None else [self._joint_norms]
-        return [*norms, self._rope, *self._decode.values(), *self._prefill.values()]
+        return [variant for of in self._kinds.values() for variant in of.variants]
 
     @property
-    def tile_tokens(self) -> int:
-        """Query tokens of a prefill tile."""
-        return next(iter(self._prefill.values())).tile_tokens
+    def tile_tokens(self) -> tuple[int, ...]:
+        """Query tokens of a prefill tile, by kind of heads."""
+        return tuple(of.tile_tokens for of in self._kinds.values())
 
     def rope_write_kv(
         self,
@@ -104,16 +87,17 @@ class AttentionKernels:
         changes: HeadChanges = UNCHANGED,
     ) -> None:
         """Rotate the queries, write keys and values; a variant does not touch what it has not."""
-        num_tokens, num_heads, _ = out.shape
-        num_kv_heads = pool.shape[3]
-        norms = changes.norms
-        if self._joint_norms is not None and norms is not None:
-            grid = self._joint_norms.grid(num_tokens)
-            self._launcher.launch(self._joint_norms, grid, qkv, *norms, changes.eps)
-            norms = None
+        num_tokens, num_heads, head_dim = out.shape
+        num_kv_heads = num_kv_heads_of(qkv, num_heads, head_dim)
+        of = self._kinds[_heads_of(out, pool)]
+        query_norm, key_norm = changes.norms or (None, None)
+        if of.joint_norms is not None:
+            grid = of.joint_norms.grid(num_tokens)
+            self._launcher.launch(of.joint_norms, grid, qkv, query_norm, key_norm, changes.eps)
+            query_norm = key_norm = None
         self._launcher.launch(
-            self._rope,
-            self._rope.grid(num_tokens, num_heads, num_kv_heads),
+            of.rope,
+            of.rope.grid(num_tokens, num_heads, num_kv_heads),
             out,
             pool,
             qkv,
@@ -124,7 +108,8 @@ class AttentionKernels:
             num_kv_heads,
             *layer_strides(pool, layer),
             out if changes.bias is None else changes.bias,
-            *(norms or (out, out)),
+            out if query_norm is None else query_norm,
+            out if key_norm is None else key_norm,
             changes.eps,
             *(changes.growth or (angles[0], 1)),
         )
@@ -141,12 +126,13 @@ class AttentionKernels:
         own: LayerAttention = PLAIN,
     ) -> None:
         """Attend with one token a row; some or all are split where that fills the device."""
-        plan = self._plan_decode(
+        of = self._kinds[_heads_of(query, pool)]
+        plan = of.plan_decode(
             query.shape[0], pool.shape[3], longest, self._launcher.num_multiprocessors, own.window
         )
         partials = torch.empty(plan.num_partials, dtype=torch.float32, device=query.device)
         self._launcher.launch(
-            self._decode[own.window is not None],
+            of.decode[own.window is not None],
             plan.grid,
             out,
             query,
@@ -156,7 +142,7 @@ class AttentionKernels:
             partials,
             self._tickets,
             plan.split_rows,
-            self._scale_log2e,
+            of.scale_log2e,
             query.stride(0),
             block_tables.shape[1],
             *layer_strides(pool, layer),
@@ -167,10 +153,12 @@ class AttentionKernels:
     def most_partials(self, num_rows: int, longest: int) -> int:
         """Return how many float32 `attention_decode` has for partial results, at most."""
         place = self._launcher.num_multiprocessors
-        variant = next(iter(self._decode.values()))  # both kinds have the same plans
         return max(
-            variant.most_partials(num_rows, self._num_kv_heads, longest, place, window)
-            for window in self._windows
+            of.decode[window is not None].most_partials(
+                num_rows, heads.num_kv_heads, longest, place, window
+            )
+            for heads, of in self._kinds.items()
+            for window in of.windows
         )
 
     def attention_prefill(
@@ -183,25 +171,83 @@ class AttentionKernels:
         own: LayerAttention = PLAIN,
     ) -> None:
         """Attend with the last tokens of each row, tile by tile."""
-        variant = self._prefill[own.window is not None]
+        heads = _heads_of(query, pool)
+        of, tiles = self._kinds[heads], rows.tiles[self._numbers[heads]]
+        variant = of.prefill[own.window is not None]
         self._launcher.launch(
             variant,
-            variant.grid(pool.shape[3], len(rows.tile_rows)),
+            variant.grid(heads.num_kv_heads, len(tiles.rows)),
             out,
             query,
             pool,
             rows.block_tables,
             rows.seq_lens,
             rows.cu_query_lens,
-            rows.tile_rows,
-            rows.tile_tokens,
-            self._scale_log2e,
+            *tiles,
+            of.scale_log2e,
             query.stride(0),
             rows.block_tables.shape[1],
             *layer_strides(pool, layer),
             NO_WINDOW if own.window is None else own.window,
             out if own.sinks is None else own.sinks,
         )
+
+
+class _OfHeads:
+    """The kernels of layers whose heads are of one kind."""
+
+    def __init__(
+        self, spec: ModelSpec, heads: Heads, dtype: str, block_size: int, kv_dtype: str | None
+    ) -> None:
+        has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
+        has_own_norms = spec.has_head_norms and not spec.norms_heads_together
+        self.joint_norms: JointNormsVariant | None = None
+        if spec.norms_heads_together:
+            self.joint_norms = JointNormsVariant(dtype, heads.query_size, heads.kv_size)
+        self.rope = RopeWriteKvVariant(
+            dtype,
+            heads.head_dim,
+            block_size,
+            kv_dtype,
+            spec.has_qkv_bias,
+            has_own_norms,
+            has_float32_norms and has_own_norms,
+            query_growth(spec) is not None,
+            spec.norms_values,
+        )
+        # By whether a layer has a window, of those that there are.
+        self.windows = {
+            spec.window_of(layer)
+            for layer in spec.attending_layers()
+            if spec.heads_of(layer) == heads
+        }
+        kinds = sorted({window is not None for window in self.windows})
+        shape = dtype, heads.head_dim, heads.group, block_size, kv_dtype
+        is_wide = heads.head_dim == WIDE_HEAD_SIZE
+        of_decode = WideDecodeVariant if is_wide else DecodeVariant
+        of_prefill = WidePrefillVariant if is_wide else PrefillVariant
+        self.decode = {kind: of_decode(*shape, kind, spec.has_sinks) for kind in kinds}
+        self.prefill = {kind: of_prefill(*shape, kind, spec.has_sinks) for kind in kinds}
+        # Asked for in each layer of a step that no graph holds; the same with a window and without.
+        self.plan_decode = lru_cache(maxsize=64)(self.decode[kinds[0]].plan)
+        self.scale_log2e = LOG2_E / math.sqrt(heads.head_dim)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Every kernel that may be launched."""
+        norms = [] if self.joint_norms is None else [self.joint_norms]
+        return [*norms, self.rope, *self.decode.values(), *self.prefill.values()]
+
+    @property
+    def tile_tokens(self) -> int:
+        """Query tokens of a prefill tile."""
+        return next(iter(self.prefill.values())).tile_tokens
+
+
+def _heads_of(query: Tensor, pool: Tensor) -> Heads:
+    """Return the heads of a layer by what it is given. `query`: [T, H, D]."""
+    _, num_heads, head_dim = query.shape
+    return Heads(num_heads, pool.shape[3], head_dim)
 
 
 def layer_strides(pool: Tensor, layer: int) -> tuple[int, int, int]:

@@ -7,6 +7,11 @@
 A row of one token is attended by the decode kernel, whatever it is, a longer one by the prefill
 kernel; everything else treats all tokens alike. (Steps of decoding rows only that a captured graph
 holds go another way, `decode_steps`.)
+
+Once all keys and values are written, tokens go on alone whose output somebody wants (ADR 0043):
+the last one of a prompt, none of a chunk. Each is a row of one token then:
+
+    late      │ row 1 │ row 3 │ last of row 2 │
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from compute_plane.cuda.operands import PrefillRows, StateRows
+from compute_plane.cuda.operands import PADDING_SLOT, PrefillRows, QueryTiles, StateRows
 from compute_plane.cuda.state_pool import empty_rows, fill_rows
 from compute_plane.executor.interface import BoolArray, ExecutionBatch, Int32Array
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
@@ -36,7 +41,8 @@ class StepTensors:
     `token_ids`, `positions`: int32 [T]. `kv_slots`: int64 [T]. `num_decode`: tokens that are rows
     of their own, the first ones; `decode_tables`: int32 [num_decode, M]; `decode_lens`: int32
     [num_decode]; `longest`: none of them is longer. `prefill`: the rows of the other tokens.
-    `states`: those that all rows go on from; None: the model has none.
+    `states`: those that all rows go on from; None: the model has none. `late`: the tokens that go
+    on alone; None: all do.
     """
 
     token_ids: Tensor
@@ -48,6 +54,19 @@ class StepTensors:
     longest: int
     prefill: PrefillRows | None
     states: StateRows | None = None
+    late: LateTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LateTokens:
+    """Tokens of a step that go on alone once all keys and values are written.
+
+    `tokens`: int64 [R], which of the step's they are, rising. `step`: they alone, each a row of its
+    own; their keys and values are in the pool already.
+    """
+
+    tokens: Tensor
+    step: StepTensors
 
 
 class BatchLayout:
@@ -58,7 +77,12 @@ class BatchLayout:
     """
 
     def __init__(
-        self, batch: ExecutionBatch, shape: PoolShape, *, max_tokens: int, tile_tokens: int
+        self,
+        batch: ExecutionBatch,
+        shape: PoolShape,
+        *,
+        max_tokens: int,
+        tile_tokens: tuple[int, ...],
     ) -> None:
         self._tile_tokens = tile_tokens
         self.tokens: TokenLayout = lay_out_tokens(batch, shape)
@@ -72,6 +96,7 @@ class BatchLayout:
         self._check_positions()
         self._block_size = shape.block_size
         self._states = batch.states if shape.num_states else None
+        self._longest_late = 0
         is_decode: BoolArray = self._query_lens == 1
         self.num_decode = int(np.count_nonzero(is_decode))
         self._row_order: Int64Array = np.argsort(~is_decode, kind="stable")
@@ -98,8 +123,22 @@ class BatchLayout:
         places[self._token_order] = np.arange(len(places))
         return places[tokens]
 
-    def columns(self) -> dict[str, Array]:
-        """Return the columns of the tokens; those of prefill rows only if there are any."""
+    def late_tokens(self, wanted: Int64Array) -> Int64Array | None:
+        """Return those whose output is `wanted`, rising; None if all tokens may as well go on.
+
+        As the device numbers them. There are no more than rows: what their block tables take is
+        bounded by that.
+        """
+        if self.is_decode:
+            return None
+        taken: Int64Array = np.unique(wanted)
+        return taken if len(taken) <= len(self._query_lens) else None
+
+    def columns(self, late: Int64Array | None = None) -> dict[str, Array]:
+        """Return the columns of the tokens; those of prefill rows only if there are any.
+
+        `late`: as of `late_tokens`.
+        """
         sent, order = self.tokens, self._token_order
         decode = self._row_order[: self.num_decode]
         columns: dict[str, Array] = {
@@ -113,19 +152,35 @@ class BatchLayout:
             columns |= self._prefill_columns()
         if self._states is not None:
             columns |= self._state_columns(self._states)
+        if late is not None:
+            columns |= self._late_columns(late)
         return columns
+
+    def _late_columns(self, late: Int64Array) -> dict[str, Array]:
+        taken = self._token_order[late]
+        positions, rows = self.tokens.positions[taken], self.tokens.token_rows[taken]
+        self._longest_late = int(positions.max(initial=-1)) + 1
+        width = -(-self._longest_late // self._block_size)
+        return {
+            "late_tokens": late,
+            "late_positions": positions,
+            "late_slots": np.full(len(late), PADDING_SLOT, dtype=np.int64),
+            "late_lens": (positions + 1).astype(np.int32),
+            "late_tables": self.tokens.block_tables[rows, :width],
+        }
 
     def _prefill_columns(self) -> dict[str, Array]:
         prefill = self._row_order[self.num_decode :]
         query_lens, seq_lens = self._query_lens[prefill], self._seq_lens[prefill]
-        tiles = plan_tiles(query_lens, seq_lens, self._tile_tokens)
-        return {
+        columns: dict[str, Array] = {
             "prefill_lens": seq_lens.astype(np.int32),
             "prefill_tables": self._tables(prefill),
             "cu_query_lens": np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
-            "tile_rows": tiles.rows,
-            "tile_tokens": tiles.tokens,
         }
+        for kind, tile_tokens in enumerate(self._tile_tokens):
+            tiles = plan_tiles(query_lens, seq_lens, tile_tokens)
+            columns |= {f"tile_rows_{kind}": tiles.rows, f"tile_tokens_{kind}": tiles.tokens}
+        return columns
 
     def _state_columns(self, states: Int32Array) -> dict[str, Array]:
         """Return which rows go on from which states, as `StateRows` has it."""
@@ -145,8 +200,10 @@ class BatchLayout:
                 columns["prefill_tables"],
                 columns["prefill_lens"],
                 columns["cu_query_lens"],
-                columns["tile_rows"],
-                columns["tile_tokens"],
+                tuple(
+                    QueryTiles(columns[f"tile_rows_{kind}"], columns[f"tile_tokens_{kind}"])
+                    for kind in range(len(self._tile_tokens))
+                ),
             )
         states = None
         if self._states is not None:
@@ -162,7 +219,23 @@ class BatchLayout:
             int(self._seq_lens[decode].max(initial=0)),
             rows,
             states,
+            self._late(columns) if "late_tokens" in columns else None,
         )
+
+    def _late(self, columns: dict[str, Tensor]) -> LateTokens:
+        """Return the tokens that go on alone, over the columns on the device."""
+        tokens = columns["late_tokens"]
+        step = StepTensors(
+            token_ids=tokens,  # nobody looks at them any more
+            positions=columns["late_positions"],
+            kv_slots=columns["late_slots"],
+            num_decode=len(tokens),
+            decode_tables=columns["late_tables"],
+            decode_lens=columns["late_lens"],
+            longest=self._longest_late,
+            prefill=None,
+        )
+        return LateTokens(tokens, step)
 
     def _tables(self, rows: Int64Array) -> Array:
         """Return the block tables of some rows, as wide as the longest of them needs."""

@@ -1,8 +1,12 @@
 """The KV pool on the device, the pool of swapped blocks in host memory, and copies between blocks.
 
-Both are [blocks, L, 2, G, B, D], L being the layers with attention: a block is contiguous over all
-of them, so that a swap is one copy. Of latents, which are keys and values at once, they are
-[blocks, L, 1, 1, B, R + P] (`kernels.reference.latent_attention`).
+Both are [blocks, L, 2, G, B, D], L being the layers with keys and values of their own: a block is
+contiguous over all of them, so that a swap is one copy. Of latents, which are keys and values at
+once, they are [blocks, L, 1, 1, B, R + P] (`kernels.reference.latent_attention`). Where layers have
+heads of several kinds, a block has a part for each kind, one behind the other:
+
+    block    │ layers of kind 0 [L, 2, G, B, D] │ layers of kind 1 [L', 2, G', B, D'] │
+
 In eight bits, int8 or float8, they are [blocks, L, 2, G, B · (D + 4)]: the bytes of the B · D
 numbers of a head and, behind them, a float32 scale for each token (`kernels.cuda.quantized_kv`);
 the pool's dtype says what the bytes are numbers of.
@@ -34,12 +38,15 @@ from kernels.cuda.quantized_kv import pool_shape
 if TYPE_CHECKING:
     from compute_plane.cuda.drivers import Driver
     from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.model.heads import Heads
     from compute_plane.model.spec import ModelSpec
 
 Array = npt.NDArray[Any]
 
 EIGHT_BITS: Final = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
 """Dtypes of pools with scales, and what the kernels call them."""
+MOST_IN_EIGHT_BITS: Final = 256
+"""Elements of a head, of pools with scales: what larger heads are attended by reads 16 bits."""
 KV_DTYPES: Final = {**DTYPES, **{name: dtype for dtype, name in EIGHT_BITS.items()}}
 """What `--kv-cache-dtype` may name, and the dtype of such a pool."""
 
@@ -64,9 +71,10 @@ class CopyPlan:
 class BlockPools:
     """The blocks of one device.
 
-    `device`: [N, …], a block as drawn above. `host`: [blocks, …] of the same shape, in memory that
-    the device copies from and to by itself. `states`: those of sequences, beside their blocks;
-    None: the model has none.
+    `device`: [N, …], a block as drawn above; of several parts [N, elements]. `parts`: of it, those
+    of each kind of heads, [N, L, 2, G, B, D], in the order of `ModelSpec.kinds_of_heads`. `host`:
+    [blocks, …] as `device`, in memory that the device copies from and to by itself. `states`: those
+    of sequences, beside their blocks; None: the model has none.
     """
 
     def __init__(
@@ -83,7 +91,9 @@ class BlockPools:
         self._driver = driver
         self.block_size = block_size
         """Tokens of a block, B."""
-        shape = block_shape(spec, dtype, block_size)
+        shapes = part_shapes(spec, dtype, block_size)
+        sizes = [math.prod(shape) for shape in shapes]
+        shape = shapes[0] if len(shapes) == 1 else (sum(sizes),)
         self.block_bytes = block_bytes(spec, dtype, block_size)
         # Zeroed, which on a CPU costs memory only once it is touched.
         with driver.computing():
@@ -91,6 +101,10 @@ class BlockPools:
                 num_blocks * self.block_bytes, dtype=torch.uint8, device=driver.device
             )
         self.device: Tensor = device.view(dtype).view(num_blocks, *shape)
+        parts = self.device.view(num_blocks, sum(sizes)).split(sizes, dim=1)
+        self.parts: tuple[Tensor, ...] = tuple(
+            part.view(num_blocks, *of_kind) for part, of_kind in zip(parts, shapes, strict=True)
+        )
         host = driver.host_buffer(num_host_blocks * self.block_bytes)
         self.host: Tensor = host.view(dtype).view(num_host_blocks, *shape)
         self.states = StatePool(spec, driver, num_states) if num_states else None
@@ -130,18 +144,34 @@ class BlockPools:
         return block_digest(content)
 
 
-def block_shape(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> tuple[int, ...]:
-    """Return the shape of one block of a pool of this dtype."""
-    num_rows = 2 if spec.latents is None else 1
-    leading = (len(spec.attending_layers()), num_rows, spec.num_kv_heads)
-    if dtype in EIGHT_BITS:
-        return pool_shape(leading, spec.head_dim, block_size)
-    return (*leading, block_size, spec.head_dim)
+def part_shapes(
+    spec: ModelSpec, dtype: torch.dtype, block_size: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of a block's parts in a pool of this dtype, by kind of heads."""
+    layers, num_rows = spec.layers_with_keys(), 2 if spec.latents is None else 1
+
+    def of(heads: Heads) -> tuple[int, ...]:
+        num_layers = sum(spec.heads_of(layer) == heads for layer in layers)
+        leading = (num_layers, num_rows, heads.num_kv_heads)
+        if dtype in EIGHT_BITS:
+            return pool_shape(leading, heads.head_dim, block_size)
+        return (*leading, block_size, heads.head_dim)
+
+    return tuple(map(of, spec.kinds_of_heads))
+
+
+def layer_bytes(
+    spec: ModelSpec, dtype: torch.dtype, block_size: int, num_blocks: int
+) -> dict[Heads, int]:
+    """Return the bytes of so many blocks that a layer with keys and values has, by its heads."""
+    shapes = part_shapes(spec, dtype, block_size)
+    sizes = (num_blocks * int(dtype.itemsize) * math.prod(of_layer) for _, *of_layer in shapes)
+    return dict(zip(spec.kinds_of_heads, sizes, strict=True))
 
 
 def block_bytes(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> int:
     """Return the bytes of one block, scales included."""
-    return math.prod(block_shape(spec, dtype, block_size)) * int(dtype.itemsize)
+    return int(dtype.itemsize) * sum(map(math.prod, part_shapes(spec, dtype, block_size)))
 
 
 def plan_copies(copies: Sequence[BlockCopy]) -> CopyPlan:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import torch
 
-from compute_plane.cuda.block_pools import EIGHT_BITS, KV_DTYPES, BlockPools
+from compute_plane.cuda.block_pools import (
+    EIGHT_BITS,
+    KV_DTYPES,
+    MOST_IN_EIGHT_BITS,
+    BlockPools,
+)
 from compute_plane.cuda.decode_graphs import batch_sizes
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.executor import CudaExecutor
@@ -274,6 +279,13 @@ def chosen_kv_dtype(context: ExecutorContext, dtype: str) -> str:
         raise DeviceUnavailableError(
             f"kv_cache_dtype: the executor cuda keeps latents in what it computes in, {dtype}; "
             f"got {name}",
+            field="kv_cache_dtype",
+        )
+    largest = max(heads.head_dim for heads in context.spec.kinds_of_heads)
+    if largest > MOST_IN_EIGHT_BITS and name in EIGHT_BITS.values():
+        raise DeviceUnavailableError(
+            f"kv_cache_dtype: the executor cuda keeps heads of {largest} elements in what it "
+            f"computes in, {dtype}; got {name}",
             field="kv_cache_dtype",
         )
     if name not in (dtype, *EIGHT_BITS.values()):

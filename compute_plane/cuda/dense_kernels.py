@@ -148,7 +148,10 @@ def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int, bool]]:
     """
     latents = spec.latents
     if latents is None:
-        yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, True
+        for heads in spec.kinds_of_heads:
+            yield "rounded", heads.query_size + 2 * heads.kv_size, True
+            if spec.kv_sources:
+                yield "rounded", heads.query_size, True
     else:
         queries = spec.num_heads * latents.head_size
         yield "rounded", latents.row_size, True
@@ -159,6 +162,9 @@ def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int, bool]]:
         yield "rounded", spec.query_size, True
     if spec.recurrence is not None:
         yield "rounded", spec.recurrence.num_inputs, True
+    if spec.layer_input_size:
+        yield "rounded", spec.layer_input_size, False
+        yield "rounded", spec.num_layers * spec.layer_input_size, False
     yield "rounded" if spec.has_output_norms else "added", spec.hidden_size, False
     for size in sorted(spec.common_mlp_sizes):
         yield "gated" if spec.gates_mlps else "rounded", size, True

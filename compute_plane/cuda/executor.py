@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 from compute_plane.cuda.answers import answer
@@ -166,10 +167,15 @@ class CudaExecutor:
         )
         layout.check_lengths(self._longest)
         wanted = layout.places(wanted_tokens(batch, layout.tokens))
+        late = None
+        if self._model.first_late is not None and not batch.embeddings:
+            late = layout.late_tokens(wanted)
+            if late is not None:
+                wanted = np.searchsorted(late, wanted)
         plan = plan_sampling(batch, wanted, self._spec.vocab_size)
         copies = plan_copies(batch.copies)
         columns = {
-            **layout.columns(),
+            **layout.columns(late),
             **plan.columns,
             **self._last.columns(batch, layout, plan),
             **embedding_columns(batch, layout),

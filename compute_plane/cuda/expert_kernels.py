@@ -92,6 +92,7 @@ class ExpertKernels:
             mixture.corrects_choice,
             mixture.num_groups,
             mixture.groups_per_token,
+            mixture.has_own_norms,
         )
         self._add = AddExpertsVariant(dtype, self._count)
         self._add.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take
@@ -132,7 +133,7 @@ class ExpertKernels:
         tile_pairs = tile_pairs_of(num_pairs, experts)
         num_tiles = most_tiles(num_pairs, num_experts, tile_pairs)
         if not self._route.takes(num_tokens):
-            chosen, weights = choose(logits, mixture, experts.correction)
+            chosen, weights = choose(logits, mixture, experts.correction, experts.factors)
             order, counts = sort_pairs(chosen, num_experts)
             tiles = cut_into_tiles(counts, tile_pairs, num_tiles)
             return Routing(weights.contiguous(), order.to(torch.int32), tiles, tile_pairs)
@@ -154,6 +155,7 @@ class ExpertKernels:
             num_tiles,
             logits if experts.correction is None else experts.correction,
             mixture.weight_scale,
+            logits if experts.factors is None else experts.factors,
         )
         return routing
 

@@ -5,7 +5,9 @@ Few tokens:
     norm ─→ router ─→ choose, sort ─→ gate, up ─→ SiLU · up ─→ down ─→ weighed, added
 
 each a launch of a kernel of `expert_operations`, biases in it; gate, up and SiLU are one where they
-are one stack. What all tokens go through besides comes before that, as one MLP would. Many:
+are one stack. What all tokens go through besides comes before that, as one MLP would. Where its
+parts have norms of their own (Gemma 4), what both give is normalised, each by itself, and added
+beside the residual stream. Many:
 
     norm ─→ router, top k, softmax ─→ rows sorted by expert ─→ gate, up ─→ SiLU · up ─→ down ─→ added
 
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from compute_plane.cuda.layer_products import Hidden
 from compute_plane.cuda.matrices import project
 from kernels.reference.mixture import LEAST
 
@@ -32,9 +35,10 @@ if TYPE_CHECKING:
         DeviceExperts,
         ExpertBiases,
         ExpertMatrices,
+        ExpertNorms,
         SharedExperts,
     )
-    from compute_plane.cuda.layer_products import Hidden, LayerProducts
+    from compute_plane.cuda.layer_products import LayerProducts
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.model.spec import Mixture, ModelSpec
 
@@ -90,11 +94,14 @@ def router_logits(x: Tensor, router: Tensor, biases: ExpertBiases | None = None)
 
 
 def choose(
-    logits: Tensor, mixture: Mixture, correction: Tensor | None = None
+    logits: Tensor,
+    mixture: Mixture,
+    correction: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return each token's experts [T, C], the likeliest first, and their weights, float32 [T, C].
 
-    `logits`: [T, E]. `correction`: [E]. Specification: `kernels.reference.mixture.route`.
+    `logits`: [T, E]. `correction`, `factors`: [E]. Specification: `kernels.reference.mixture`.
     """
     is_sigmoid, count = mixture.scores == "sigmoid", mixture.experts_per_token
     by_scores = is_sigmoid or correction is not None or not mixture.normalises_weights
@@ -115,7 +122,9 @@ def choose(
         if mixture.normalises_weights:
             total = weights.sum(dim=1, keepdim=True)
             weights = weights / (total + LEAST if is_sigmoid else total)
-    return chosen, weights if mixture.weight_scale == 1 else weights * mixture.weight_scale
+    if mixture.weight_scale != 1:
+        weights = weights * mixture.weight_scale
+    return chosen, weights if factors is None else weights * factors[chosen]
 
 
 def experts_of_groups(ranks: Tensor, mixture: Mixture, num_largest: int) -> Tensor:
@@ -151,21 +160,61 @@ class ExpertProducts:
         self._products = products
         self._mixture = mixture
 
-    def add(self, hidden: Hidden, norm: Tensor, experts: DeviceExperts) -> None:
-        """Normalise, and add what the experts give to the residual stream. `norm`: [hidden]."""
+    def add(
+        self,
+        hidden: Hidden,
+        norm: Tensor,
+        experts: DeviceExperts,
+        output_norm: Tensor | None = None,
+    ) -> None:
+        """Normalise, and add what the experts give to the residual stream. `norm`: [hidden].
+
+        `output_norm`: [hidden], of all that is added, of mixtures with norms of their own.
+        """
+        if experts.norms is not None:
+            assert experts.shared is not None
+            assert output_norm is not None
+            both = self._normed_sum(hidden, norm, experts, experts.shared, experts.norms)
+            self._products.put_beside(hidden, both, output_norm)
+            return
         x = self._products.normalised(hidden, norm)
         if experts.shared is not None:
             self._add_shared(hidden, norm, x, experts.shared)
         if self._operations.experts.takes(len(x), experts):
-            self._add_at_once(hidden.residual, x, experts)
+            self._add_at_once(hidden.residual, x, x, experts)
             return
-        pieces = [self._given(piece, experts) for piece in x.split(PIECE_TOKENS)]
-        given = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        given = self._given_in_pieces(x, x, experts)
         if hidden.added is None:
             hidden.added = given
         else:
             beside = hidden.added if hidden.added.dim() == given.dim() else hidden.added[0]
             beside.add_(given)
+
+    def _normed_sum(
+        self,
+        hidden: Hidden,
+        norm: Tensor,
+        experts: DeviceExperts,
+        shared: SharedExperts,
+        norms: ExpertNorms,
+    ) -> Tensor:
+        """Return what all tokens go through and what experts give, each normalised, [T, hidden]."""
+        products = self._products
+
+        def normed(rows: Tensor, weight: Tensor) -> Tensor:
+            return products.normalised(Hidden(rows), weight)
+
+        x = products.normalised(hidden, norm)  # nothing is beside the stream any more
+        gated = products.gated(hidden, norm, shared.gate_up, shared.down, x)
+        both = normed(products.product(gated, shared.down), norms.shared_output)
+        of_router = normed(hidden.residual, norms.router)
+        of_experts = normed(hidden.residual, norms.experts)
+        if self._operations.experts.takes(len(x), experts):
+            given = torch.zeros_like(x)
+            self._add_at_once(given, of_experts, of_router, experts)
+        else:
+            given = self._given_in_pieces(of_experts, of_router, experts)
+        return products.added_normed(both, given, norms.experts_output)
 
     def _add_shared(self, hidden: Hidden, norm: Tensor, x: Tensor, shared: SharedExperts) -> None:
         """Add what all tokens go through. `x`: normalised rows."""
@@ -175,10 +224,12 @@ class ExpertProducts:
             gated.mul_(torch.mm(x.float(), shared.gate.t()).sigmoid_())
         self._products.add(hidden, gated, shared.down)
 
-    def _add_at_once(self, residual: Tensor, x: Tensor, experts: DeviceExperts) -> None:
-        """Add what the experts of all tokens give."""
+    def _add_at_once(
+        self, residual: Tensor, x: Tensor, of_router: Tensor, experts: DeviceExperts
+    ) -> None:
+        """Add what the experts of all tokens give. `of_router`: what the router reads."""
         operations = self._operations.experts
-        routing = operations.route(x, experts, self._mixture)
+        routing = operations.route(of_router, experts, self._mixture)
         num_pairs, gate_up, biases = len(routing.order), experts.gate_up, experts.biases
 
         def empty(width: int) -> Tensor:
@@ -213,12 +264,18 @@ class ExpertProducts:
         self._operations.gate_mul(gated, product, in_turns=in_turns)
         return gated
 
-    def _given(self, x: Tensor, experts: DeviceExperts) -> Tensor:
+    def _given_in_pieces(self, x: Tensor, of_router: Tensor, experts: DeviceExperts) -> Tensor:
+        """Return what the experts of all tokens give together, [T, hidden]."""
+        rows = zip(x.split(PIECE_TOKENS), of_router.split(PIECE_TOKENS), strict=True)
+        pieces = [self._given(*piece, experts) for piece in rows]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _given(self, x: Tensor, of_router: Tensor, experts: DeviceExperts) -> Tensor:
         """Return what the experts of some tokens give together, [T, hidden]."""
         mixture = self._mixture
         count = mixture.experts_per_token
-        logits = router_logits(x, experts.router, experts.biases)
-        chosen, weights = choose(logits, mixture, experts.correction)
+        logits = router_logits(of_router, experts.router, experts.biases)
+        chosen, weights = choose(logits, mixture, experts.correction, experts.factors)
         order, counts = sort_pairs(chosen, mixture.num_experts)
         ends = counts.cumsum(0).to(torch.int32)
         rows = x.index_select(0, order.div(count, rounding_mode="floor"))

@@ -128,11 +128,26 @@ class SharedExperts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExpertNorms:
+    """The norms that parts of a mixture have for themselves, [hidden] each.
+
+    `router`, `experts`: of what these read. `shared_output`, `experts_output`: of what all tokens
+    go through, and of what experts give.
+    """
+
+    router: Tensor
+    experts: Tensor
+    shared_output: Tensor
+    experts_output: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceExperts:
     """`router`: float32 [E, hidden]. `gate_up`, `down`: as of `DeviceMlp`.
 
-    `biases`, `shared`: None where the architecture has none. `correction`: float32 [E], added to
-    scores where experts are chosen; None: nothing is.
+    `biases`, `shared`, `norms`: None where the architecture has none. `correction`: float32 [E],
+    added to scores where experts are chosen; None: nothing is. `factors`: float32 [E], what weights
+    of each are multiplied by; None: nothing.
     """
 
     router: Tensor
@@ -141,6 +156,8 @@ class DeviceExperts:
     biases: ExpertBiases | None = None
     correction: Tensor | None = None
     shared: SharedExperts | None = None
+    norms: ExpertNorms | None = None
+    factors: Tensor | None = None
 
     @property
     def stacks(self) -> tuple[StackedMatrix, ...]:

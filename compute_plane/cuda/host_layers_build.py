@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
-from compute_plane.cuda.block_pools import BlockPools, block_bytes
+from compute_plane.cuda.block_pools import BlockPools, block_bytes, layer_bytes
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import (
+    GIB,
     DeviceBytes,
     device_bytes,
     first_layers,
     first_weights,
+    in_gib,
     layers_within,
 )
 from compute_plane.cuda.largest_step import (
@@ -64,8 +66,17 @@ def num_device_layers(
         return num_layers
     least = _least_blocks(context)
     what = context, driver, weights, operations, pool_dtype
-    if _needs(*what, least, STATES_COUNTED).whole <= limit:
+    whole = _needs(*what, least, STATES_COUNTED).whole
+    if whole <= limit:
         return num_layers
+    if context.spec.kv_sources or context.spec.layer_input_size:
+        # What layers on the host would read is on the device.
+        raise ConfigError(
+            "gpu_memory_limit: models whose layers share keys and values, or have inputs of their "
+            f"own, run on the device as a whole, which takes at least {in_gib(whole)} GiB, got "
+            f"{limit / GIB:.3g}",
+            field="gpu_memory_limit",
+        )
     room = room_within_the_limit(context, driver)
     num_states = 1 if room is None else room.num_states
     needs = _needs(*what, context.num_blocks, num_states)
@@ -135,7 +146,7 @@ def _needs(
         spec,
         weights,
         item_bytes=DTYPES[weights.dtype].itemsize,
-        pool_bytes=pool_bytes,
+        layer_bytes=layer_bytes(spec, pool_dtype, block_size, num_blocks),
         max_tokens=context.max_tokens,
         num_states=num_states,
         more_bytes=bytes_of_tables(spec, sizes) + bytes_of_scratch(spec, sizes, operations),

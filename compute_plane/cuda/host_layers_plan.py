@@ -22,7 +22,10 @@ from compute_plane.model.mamba2 import Mamba2
 from planes.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from compute_plane.cuda.weight_plan import WeightPlan
+    from compute_plane.model.heads import Heads
     from compute_plane.model.spec import ModelSpec
 
 GIB: Final = 1 << 30
@@ -69,7 +72,7 @@ def layers_within(needs: DeviceBytes, limit_bytes: int) -> int:
     if needs.least > limit_bytes:
         raise ConfigError(
             "gpu_memory_limit: the embedding, the working memory of a step and one layer with its "
-            f"part of the KV pool take at least {_gib(needs.least)} GiB, got "
+            f"part of the KV pool take at least {in_gib(needs.least)} GiB, got "
             f"{limit_bytes / (1 << 30):.3g} "
             "(fewer --max-num-blocks or --max-tokens-per-batch take less)",
             field="gpu_memory_limit",
@@ -83,7 +86,7 @@ def device_bytes(
     weights: WeightPlan,
     *,
     item_bytes: int,
-    pool_bytes: int,
+    layer_bytes: Mapping[Heads, int],
     max_tokens: int,
     num_states: int = 1,
     more_bytes: int = 0,
@@ -91,13 +94,12 @@ def device_bytes(
 ) -> DeviceBytes:
     """Return what a model takes whose steps have a dtype of `item_bytes`.
 
-    `pool_bytes`: of the KV pool of all layers that attend, which have equal parts of it.
+    `layer_bytes`: of the part of the KV pool that a layer with keys of its own has, by its heads.
     `num_states`: of those that have states. `more_bytes`: of what a step takes whatever its tokens,
     block tables and scratch memory of attention. `whole_bytes`: of what only whole models have,
     penalties' histories and decode graphs.
     """
-    attending = spec.attending_layers()
-    of_layer = dict.fromkeys(attending, pool_bytes // len(attending))
+    of_layer = {layer: layer_bytes[spec.heads_of(layer)] for layer in spec.layers_with_keys()}
     if spec.recurrence is not None:
         of_states = num_states * FLOAT_BYTES * spec.recurrence.state_floats
         of_layer |= dict.fromkeys(spec.layers_with_state(), of_states)
@@ -108,7 +110,7 @@ def device_bytes(
     logits = 4 * FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size
     working = working_bytes(spec, item_bytes, max_tokens) + more_bytes
     return DeviceBytes(
-        first=weights.embedding.num_bytes + working,
+        first=weights.embedding.num_bytes + weights.layer_inputs_bytes + working,
         layers=tuple(
             layer.num_bytes + of_layer.get(index, 0) for index, layer in enumerate(weights.layers)
         ),
@@ -123,7 +125,9 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     sines of all positions.
     """
     hidden, queries = spec.hidden_size, spec.query_size
-    attention = 4 * hidden + (queries + 2 * spec.kv_size) + 2 * queries
+    attention = 4 * hidden + max(
+        heads.query_size + 2 * heads.kv_size + 2 * heads.query_size for heads in spec.kinds_of_heads
+    )
     attention += queries if spec.gates_attention else 0
     if spec.latents is not None:
         of = spec.latents
@@ -133,11 +137,22 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     feed_forward = 5 * hidden + 3 * max(spec.mlp_sizes)
     # What goes to the host is summed in float32, out of both parts of the hidden states.
     handed_over = 2 * hidden + 3 * hidden * FLOAT_BYTES // item_bytes
-    widest = max(attention, recurrence, feed_forward, handed_over)
-    num_tables = 2 if spec.layers_with_local_rope else 1
-    angles = num_tables * FLOAT_BYTES * spec.context_length * spec.head_dim if spec.turns else 0
+    inputs = spec.num_layers * spec.layer_input_size
+    of_inputs = 4 * hidden + 2 * inputs  # while they are made; then they are there in all layers
+    widest = max(attention, recurrence, feed_forward, handed_over, of_inputs) + inputs
+    angles = FLOAT_BYTES * spec.context_length * _turning_elements(spec)
     of_experts = expert_working_bytes(spec, item_bytes, max_tokens)
     return RESERVED_BYTES + angles + max_tokens * widest * item_bytes + of_experts
+
+
+def _turning_elements(spec: ModelSpec) -> int:
+    """Return the elements of a head of all kinds of layers that turn each their own way."""
+    kinds = {
+        (spec.heads_of(layer), layer in spec.layers_with_local_rope)
+        for layer in spec.attending_layers()
+        if layer not in spec.layers_without_rope
+    }
+    return sum(heads.head_dim for heads, _ in kinds)
 
 
 def _recurrence_bytes(spec: ModelSpec, item_bytes: int) -> int:
@@ -164,6 +179,6 @@ def first_weights(weights: WeightPlan, num_layers: int) -> WeightPlan:
     return replace(weights, layers=weights.layers[:num_layers], lm_head=weights.embedding)
 
 
-def _gib(num_bytes: int) -> str:
+def in_gib(num_bytes: int) -> str:
     """Return bytes as GiB, rounded up so that what is named is enough."""
     return f"{math.ceil(num_bytes * 1000 / GIB) / 1000:.3f}"

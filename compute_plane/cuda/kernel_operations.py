@@ -19,6 +19,7 @@ from compute_plane.cuda.attention_kernels import AttentionKernels
 from compute_plane.cuda.dense_kernels import DenseKernels, num_product_parts
 from compute_plane.cuda.expert_kernels import NO_EXPERTS, ExpertKernels
 from compute_plane.cuda.latent_kernels import LatentKernels
+from compute_plane.cuda.layer_input_kernels import LayerInputKernels
 from compute_plane.cuda.logits_kernels import LogitsKernels
 from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operands import (
@@ -101,7 +102,7 @@ class KernelOperations:
             has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
             of_norms = {"has_float32_weights": has_float32_norms}
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False, **of_norms)
-            of_norms["norms_added"] = spec.has_output_norms
+            of_norms |= {"norms_added": spec.has_output_norms, "scales_sums": spec.scales_layers}
             # By the parts that rows to be added come in.
             self._add_norms = {
                 num_parts: RmsNormVariant(dtype, spec.hidden_size, num_parts=num_parts, **of_norms)
@@ -117,6 +118,7 @@ class KernelOperations:
             else:
                 self._attention = self.latents = LatentKernels(*shape)
             self._recurrence = RecurrenceKernels(launcher, spec, dtype)
+            self._inputs = LayerInputKernels(launcher, spec, dtype)
             gate = spec.activation if spec.gates_mlps and spec.common_mlp_sizes else None
             self._quantized = QuantizedKernels(launcher, dtype, quantized, gate)
             self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
@@ -128,7 +130,10 @@ class KernelOperations:
                 f"device: the kernels do not take this model: {error}", field=error.field
             ) from error
         self._copy = CopyBlocksVariant()
-        self._logits = LogitsKernels(launcher)
+        self._logits = LogitsKernels(launcher, has_cap=spec.logits_cap is not None)
+        self.cap_logits = self._logits.cap_logits
+        self.add_normed_parts = self._inputs.add_normed_parts
+        self.gate_apart = self._inputs.gate_apart
         self.gate_attended = self._recurrence.gate_attended
         self.delta_net = self._recurrence.delta_net
         self.gated_convolution = self._recurrence.gated_convolution
@@ -143,12 +148,12 @@ class KernelOperations:
             self._embedding, *self._gate.values(), *squares, self._norm, *self._add_norms.values(),
             *self._attention.variants, *self._recurrence.variants, self._copy,
             *self._logits.variants, *self._quantized.variants, *self._dense.variants,
-            *self.experts.variants,
+            *self.experts.variants, *self._inputs.variants,
         ]  # fmt: skip
 
     @property
-    def tile_tokens(self) -> int:
-        """Query tokens of a prefill tile."""
+    def tile_tokens(self) -> tuple[int, ...]:
+        """Query tokens of a prefill tile, by kind of heads."""
         return self._attention.tile_tokens
 
     def decode_scratch_bytes(self, num_rows: int, longest: int) -> int:
@@ -211,7 +216,7 @@ class KernelOperations:
         """Normalise rows; this variant does not touch its residual."""
         fetched, following = self._fetched(then, out)
         grid = self._norm.grid(len(out), fetched)
-        self._launcher.launch(self._norm, grid, out, x, x, weight, weight, eps, *following)
+        self._launcher.launch(self._norm, grid, out, x, x, weight, weight, eps, 1.0, *following)
 
     def add_rms_norm(
         self,
@@ -222,13 +227,14 @@ class KernelOperations:
         eps: float,
         then: NextProduct | None = None,
         added_weight: Tensor | None = None,
+        factor: float = 1.0,
     ) -> None:
         """Add and normalise rows; a variant does not touch what it has not."""
         variant = self._add_norms[0 if x.dim() == residual.dim() else len(x)]
         weights = weight, weight if added_weight is None else added_weight
         fetched, following = self._fetched(then, out)
         grid = variant.grid(len(out), fetched)
-        self._launcher.launch(variant, grid, out, residual, x, *weights, eps, *following)
+        self._launcher.launch(variant, grid, out, residual, x, *weights, eps, factor, *following)
 
     def gate_mul(
         self,

@@ -37,6 +37,7 @@ from compute_plane.executor.interface import (
 )
 from compute_plane.executor.logits_groups import wanted_tokens
 from compute_plane.executor.token_layout import PoolShape
+from compute_plane.model.late_layers import first_late_layer
 
 INT_BYTES: Final = 4
 MOST_HISTORY_BYTES: Final = 128 << 20
@@ -171,8 +172,13 @@ def _with_one_long_row(step: StepTensors) -> StepTensors:
 
 
 def bytes_of_tables(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Return what block tables of all rows take if one of them is as long as can be."""
-    return INT_BYTES * sizes.max_rows * -(-spec.context_length // sizes.block_size)
+    """Return what block tables of all rows take if one of them is as long as can be.
+
+    Those of tokens that go on alone are as many again.
+    """
+    num_tables = 1 if first_late_layer(spec) is None else 2
+    width = -(-spec.context_length // sizes.block_size)
+    return num_tables * INT_BYTES * sizes.max_rows * width
 
 
 def bytes_of_histories(spec: ModelSpec, sizes: StepSizes) -> int:

@@ -68,16 +68,16 @@ class LatentKernels:
         return [*norms, self._write, self._decode, self._prefill]
 
     @property
-    def tile_tokens(self) -> int:
+    def tile_tokens(self) -> tuple[int, ...]:
         """Query tokens of a prefill tile."""
-        return self._prefill.tile_tokens
+        return (self._prefill.tile_tokens,)
 
     def norm_queries(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
         """Normalise rows."""
         assert self._norm is not None
         grid = self._norm.grid(len(out), NOTHING)
         self._launcher.launch(
-            self._norm, grid, out, x, x, weight, weight, eps, out, *NOTHING.arguments
+            self._norm, grid, out, x, x, weight, weight, eps, 1.0, out, *NOTHING.arguments
         )
 
     def write(
@@ -156,17 +156,17 @@ class LatentKernels:
         scale: float,
     ) -> None:
         """Attend with the last tokens of each row, tile by tile."""
+        (tiles,) = rows.tiles
         self._launcher.launch(
             self._prefill,
-            self._prefill.grid(len(rows.tile_rows)),
+            self._prefill.grid(len(tiles.rows)),
             out,
             queries,
             pool,
             rows.block_tables,
             rows.seq_lens,
             rows.cu_query_lens,
-            rows.tile_rows,
-            rows.tile_tokens,
+            *tiles,
             scale * LOG2_E,
             queries.stride(0),
             rows.block_tables.shape[1],

@@ -19,7 +19,7 @@ from torch import Tensor
 from compute_plane.cuda.latent_operations import LatentNorm
 
 if TYPE_CHECKING:
-    from compute_plane.cuda.batch_layout import StepTensors
+    from compute_plane.cuda.batch_layout import LateTokens, StepTensors
     from compute_plane.cuda.layer_products import Hidden, LayerProducts
     from compute_plane.cuda.mixers import Turns
     from compute_plane.cuda.weights import DeviceLatents
@@ -45,8 +45,15 @@ class LatentMixer:
         self._number = number
         self._eps = eps
 
-    def run(self, hidden: Hidden, norm: Tensor | None, step: StepTensors, turns: Turns) -> Tensor:
-        """Queue it; return what heads give side by side, [T, H·V]."""
+    def run(
+        self,
+        hidden: Hidden,
+        norm: Tensor | None,
+        step: StepTensors,
+        turns: Turns,
+        late: LateTokens | None = None,
+    ) -> Tensor:
+        """Queue it; return what heads give side by side, [T, H·V]. `late`: as in `mixers`."""
         of, weights = self._of, self._weights
         operations = self._products.operations
         made, inputs = self._made(hidden, norm)
@@ -58,10 +65,12 @@ class LatentMixer:
             queries, self._pool, self._number, inputs, made[:, :, plain:], turns, step.kv_slots,
             LatentNorm(weights.latent_norm, self._eps),
         )  # fmt: skip
+        if late is not None:
+            queries, step = queries.index_select(0, late.tokens), late.step
         attended = self._attended(queries, step)
-        given = made.new_empty((len(made), num_heads, of.value_size))
+        given = made.new_empty((len(attended), num_heads, of.value_size))
         _by_heads(given, attended, weights.values)
-        return given.view(len(made), -1)
+        return given.view(len(given), num_heads * of.value_size)
 
     def _made(self, hidden: Hidden, norm: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return queries as their product gives them, and latents, [T, H·(N + P)], [T, R + P]."""

@@ -17,7 +17,8 @@ part of a product:
     normed, gated        add what is normalised and norm, product (with the gate in it)
     add    (o, down)     product, perhaps in parts
 
-Where the stream itself is multiplied (EXAONE 4), that norm only adds.
+Where the stream itself is multiplied (EXAONE 4), that norm only adds. Of models whose layers scale
+the stream (Gemma 4) it multiplies the sum.
 
 Norm and gate are told what the library multiplies with behind them (`next_product`).
 
@@ -62,11 +63,13 @@ class Hidden:
     """The residual stream, [T, E] each: the sum of both, if `added` is not part of it already.
 
     `added` may be parts, float32 [P, T, E]; with a `norm` it is normalised before it is added.
+    `factor`: what the sum of both is multiplied by, 1 where nothing is to be added.
     """
 
     residual: Tensor
     added: Tensor | None = None
     norm: AddedNorm | None = None
+    factor: float = 1.0
 
     def rows(self, tokens: Tensor) -> Hidden:
         """Return a copy of some tokens' rows. `tokens`: [R]."""
@@ -75,7 +78,18 @@ class Hidden:
             self.residual.index_select(0, tokens),
             None if added is None else added.index_select(-2, tokens),
             self.norm,
+            self.factor,
         )
+
+    def multiply(self, factor: float) -> None:
+        """Multiply the stream, of which something is still to be added."""
+        if self.added is None:
+            raise ValueError("a stream is multiplied while something is beside it")
+        self.factor *= factor
+
+    def take_in(self) -> None:
+        """Say that what was beside the stream is part of it."""
+        self.added, self.norm, self.factor = None, None, 1.0
 
     def sums(self) -> Tensor:
         """Return the sums of both parts, float32 [T, E]: nothing is rounded on the way."""
@@ -85,7 +99,8 @@ class Hidden:
         added = added.float() if added.dim() == rows.dim() else added.sum(0)
         if self.norm is None:
             return torch.add(rows, added)
-        return normed_rows(added, *self.norm).add_(rows)
+        sums = normed_rows(added, *self.norm).add_(rows)
+        return sums if self.factor == 1 else sums.mul_(self.factor)
 
 
 def normed_rows(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -180,6 +195,16 @@ class LayerProducts:
         hidden.added = self._beside(x, projection, weight, bias)
         hidden.norm = None if norm is None else AddedNorm(norm, self._eps)
 
+    def put_beside(self, hidden: Hidden, added: Tensor, norm: Tensor) -> None:
+        """Leave rows [T, E] to be added by the next norm, normalised by `norm` [E]."""
+        if hidden.added is not None:
+            raise ValueError("something is beside the stream already")
+        hidden.added, hidden.norm = added, AddedNorm(norm, self._eps)
+
+    def added_normed(self, rows: Tensor, x: Tensor, norm: Tensor) -> Tensor:
+        """Return rows [T, E], to which x [T, E], normalised by `norm` [E], is added in place."""
+        return self._summed(Hidden(rows, x, AddedNorm(norm, self._eps)), None)
+
     def _beside(
         self, x: Tensor, projection: Projection, weight: Tensor | None, bias: Tensor | None
     ) -> Tensor:
@@ -257,8 +282,10 @@ class LayerProducts:
             self.operations.rms_norm(out, residual, norm, eps, then)
         else:
             added_weight = None if hidden.norm is None else hidden.norm.weight
-            self.operations.add_rms_norm(out, residual, added, norm, eps, then, added_weight)
-            hidden.added = hidden.norm = None
+            self.operations.add_rms_norm(
+                out, residual, added, norm, eps, then, added_weight, hidden.factor
+            )
+            hidden.take_in()
         return out
 
     def _summed(self, hidden: Hidden, then: NextProduct | None) -> Tensor:
@@ -269,9 +296,9 @@ class LayerProducts:
             assert hidden.norm is not None
             weight, unread = hidden.norm.weight, torch.empty_like(residual)
             self.operations.add_rms_norm(
-                unread, residual, added, weight, self._eps, then, added_weight=weight
+                unread, residual, added, weight, self._eps, then, weight, hidden.factor
             )
-            hidden.added = hidden.norm = None
+            hidden.take_in()
         return residual
 
     def _norms_with(self, num_rows: int, norm: Tensor | None, projection: Projection) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
+from kernels.cuda.cap_logits import CapLogitsVariant
 from kernels.cuda.logprob_sums import TOTALS
 from kernels.cuda.logprobs import LogprobsVariant
 from kernels.cuda.row_splits import num_splits, num_strips
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 
 
 class LogitsKernels:
-    """The operations on logits of `DeviceOperations`."""
+    """The operations on logits of `DeviceOperations`. `has_cap`: whether the model caps them."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, *, has_cap: bool = False) -> None:
         self._launcher = launcher
+        self._cap = CapLogitsVariant() if has_cap else None
         self._adjust = AdjustLogitsVariant()
         self._sample = SamplingVariant()
         self._logprobs = LogprobsVariant()
@@ -45,10 +47,18 @@ class LogitsKernels:
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
         sample, logprobs = self._sample, self._logprobs
+        caps = [] if self._cap is None else [self._cap]
         return [
-            self._adjust, sample.largest, sample.weights, sample.shortlist, sample, logprobs.sums,
-            logprobs,
+            *caps, self._adjust, sample.largest, sample.weights, sample.shortlist, sample,
+            logprobs.sums, logprobs,
         ]  # fmt: skip
+
+    def cap_logits(self, logits: Tensor, cap: float) -> None:
+        """Cap all rows, which are dense, at once."""
+        assert self._cap is not None
+        assert logits.is_contiguous()
+        size = logits.numel()
+        self._launcher.launch(self._cap, self._cap.grid(size), logits, size, cap)
 
     def adjust_logits(self, out: Tensor, logits: Tensor, columns: AdjustColumns) -> None:
         """Copy the samples' rows, then apply bias and penalties to the copies."""

@@ -8,11 +8,13 @@
     Mamba-2       norm → X, B, C, Z, D → convolution, scan, gate, norm: through the states
 
 What they give is the input of the product behind them. Layers with attention have keys and values
-in the pool, by their number among those; the others have states, likewise.
+in the pool, in the part of their kind of heads and by their number among those, or attend to those
+of an earlier layer; the others have states, by number likewise.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -33,12 +35,13 @@ from compute_plane.cuda.weights import (
     DeviceMamba2,
 )
 from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.heads import Heads
 from compute_plane.model.mamba2 import Mamba2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from compute_plane.cuda.batch_layout import StepTensors
+    from compute_plane.cuda.batch_layout import LateTokens, StepTensors
     from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.layer_products import Hidden, LayerProducts
     from compute_plane.cuda.operands import StateRows
@@ -66,15 +69,15 @@ class GoesThrough(Protocol):
 
 
 class AttentionMixer:
-    """Attention of the layer that is `number` among those of `pool`.
+    """Attention of a layer, to keys and values of the layer that is `number` among those of `pool`.
 
-    `changes`: of heads. `own`: what attention of the layer has of its own.
+    `heads`: its own. `changes`: of heads. `own`: what attention of the layer has of its own.
     """
 
     def __init__(
         self,
         products: LayerProducts,
-        spec: ModelSpec,
+        heads: Heads,
         weights: DeviceAttention,
         pool: Tensor,
         number: int,
@@ -82,31 +85,47 @@ class AttentionMixer:
         own: LayerAttention,
     ) -> None:
         self._products = products
-        self._spec = spec
+        self._heads = heads
         self._weights = weights
         self._pool = pool
         self._number = number
         self._changes = changes
         self._own = own
 
-    def run(self, hidden: Hidden, norm: Tensor | None, step: StepTensors, turns: Turns) -> Tensor:
-        """Queue it; return heads side by side, [T, H·D]. `norm`: weights of that before it."""
+    def run(
+        self,
+        hidden: Hidden,
+        norm: Tensor | None,
+        step: StepTensors,
+        turns: Turns,
+        late: LateTokens | None = None,
+    ) -> Tensor:
+        """Queue it; return heads side by side, [T, H·D]. `norm`: weights of that before it.
+
+        `late`: the tokens that alone attend, [R, H·D]; None: all do.
+        """
         products, weights = self._products, self._weights
         if weights.gate is None:
-            return self._attended(products.normed(hidden, norm, weights.qkv), step, turns)
+            return self._attended(products.normed(hidden, norm, weights.qkv), step, turns, late)
         qkv, gates = products.both_normed(hidden, norm, weights.qkv, weights.gate)
-        attended = self._attended(qkv, step, turns)
-        products.operations.gate_attended(attended, gates)
+        attended = self._attended(qkv, step, turns, late)
+        if len(attended):
+            of_gates = gates if late is None else gates.index_select(0, late.tokens)
+            products.operations.gate_attended(attended, of_gates)
         return attended
 
-    def _attended(self, qkv: Tensor, step: StepTensors, turns: Turns) -> Tensor:
-        spec, pool, number, own = self._spec, self._pool, self._number, self._own
+    def _attended(
+        self, qkv: Tensor, step: StepTensors, turns: Turns, late: LateTokens | None
+    ) -> Tensor:
+        heads, pool, number, own = self._heads, self._pool, self._number, self._own
         operations = self._products.operations
-        num_tokens, num_decode = qkv.shape[0], step.num_decode
         queries = torch.empty(
-            (num_tokens, spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device
+            (len(qkv), heads.num_heads, heads.head_dim), dtype=qkv.dtype, device=qkv.device
         )
         operations.rope_write_kv(queries, pool, number, qkv, *turns, step.kv_slots, self._changes)
+        if late is not None:
+            queries, step = queries.index_select(0, late.tokens), late.step
+        num_decode = step.num_decode
         attended = torch.empty_like(queries)
         if num_decode:
             operations.attention_decode(
@@ -123,7 +142,7 @@ class AttentionMixer:
             operations.attention_prefill(
                 attended[num_decode:], queries[num_decode:], pool, number, step.prefill, own
             )
-        return attended.view(num_tokens, spec.query_size)
+        return attended.view(len(attended), heads.query_size)
 
 
 class RecurrentMixer:
@@ -175,7 +194,9 @@ def mixers_of(
     `growth`: of queries, as in `HeadChanges`.
     """
     made: list[AttentionMixer | LatentMixer | RecurrentMixer | None] = []
-    num_attending = num_with_state = 0
+    parts = dict(zip(spec.kinds_of_heads, pools.parts, strict=True))
+    numbers = _numbers_in_the_pool(spec)
+    num_with_state = 0
     for layer, weights in enumerate(one.mixer for one in layers):
         if weights is None:
             made.append(None)
@@ -201,14 +222,22 @@ def mixers_of(
             continue
         changes = HeadChanges(
             weights.qkv_bias, weights.head_norms, spec.rms_norm_eps, growth,
-            spec.norms_heads_together,
+            spec.norms_heads_together, spec.norms_values,
         )  # fmt: skip
-        own = LayerAttention(spec.window_of(layer), weights.sinks)
-        made.append(
-            AttentionMixer(products, spec, weights, pools.device, num_attending, changes, own)
-        )
-        num_attending += 1
+        own = LayerAttention(spec.window_of(layer), weights.sinks, spec.scores_cap)
+        heads, number = spec.heads_of(layer), numbers[spec.kv_source_of(layer)]
+        made.append(AttentionMixer(products, heads, weights, parts[heads], number, changes, own))
     return made
+
+
+def _numbers_in_the_pool(spec: ModelSpec) -> dict[int, int]:
+    """Return which of those of its kind of heads each layer with keys and values is."""
+    numbers, so_far = {}, Counter[Heads]()
+    for layer in spec.layers_with_keys():
+        heads = spec.heads_of(layer)
+        numbers[layer] = so_far[heads]
+        so_far[heads] += 1
+    return numbers
 
 
 def _operation_of(

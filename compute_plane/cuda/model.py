@@ -4,14 +4,16 @@
                                  → O (norm), add
                                  norm → gate, up → gated → down (norm), add  (`expert_products`)
                                  of some models one of the two, without a gate
+                                 of some a part of a second embedding, add  (`layer_inputs`)
               → for the tokens whose logits are wanted:  norm → logits
               → for those whose hidden states are wanted:  norm in float32  (`embeddings`)
 
 All tokens of the step go through a layer together, so all keys and values of a layer are written
-before any is read. Products of few rows with dense matrices are the operations', with norm, gate
-and addition in them (`layer_products`), of many rows torch's; those with quantised matrices are the
-operations' (`matrices`). What a row's product gives may depend on how many rows there are, so bits
-hold for equal batches only (the numerics id names the library).
+before any is read. Once the last ones are, those tokens go on alone whose output somebody wants, if
+the step says so (`batch_layout`). Products of few rows with dense matrices are the operations',
+with norm, gate and addition in them (`layer_products`), of many rows torch's; those with quantised
+matrices are the operations' (`matrices`). What a row's product gives may depend on how many rows
+there are, so bits hold for equal batches only (the numerics id names the library).
 """
 
 from __future__ import annotations
@@ -23,13 +25,16 @@ from torch import Tensor
 
 from compute_plane.cuda.expert_products import ExpertProducts
 from compute_plane.cuda.latent_mixer import LatentMixer
+from compute_plane.cuda.layer_inputs import LayerInputs
 from compute_plane.cuda.layer_products import Hidden, LayerProducts, normed_rows
 from compute_plane.cuda.mixers import Angles, AttentionMixer, Turns, mixers_of
 from compute_plane.cuda.weights import DeviceMlp
+from compute_plane.model.late_layers import first_late_layer
 from compute_plane.model.rope import (
     attention_factors,
     inverse_frequencies,
     local_rope,
+    of_heads,
     query_growth,
     score_factor,
 )
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.weights import DeviceLayer, DeviceWeights
+    from compute_plane.model.heads import Heads
     from compute_plane.model.spec import ModelSpec
 
 
@@ -62,17 +68,11 @@ class LlamaModel:
         self._weights = weights
         self._device = pools.device.device
         self._operations = operations
+        self.first_late = first_late_layer(spec)
+        """The layer from which on tokens may go on alone; None: there is none."""
         self.has_states = pools.states is not None
         """Whether its steps have rows that go on from states."""
-        if not spec.turns:  # which positions there are makes no difference
-            max_positions = 1
-        self._angles = rotary_angles(spec, max_positions, self._device)
-        self._local_angles = self._angles
-        if spec.layers_with_local_rope:
-            self._local_angles = rotary_angles(local_rope(spec), max_positions, self._device)
-        # Of layers that turn nothing: those of one position, at which all tokens are.
-        one = torch.full((1, spec.head_dim // 2), float(score_factor(spec)), device=self._device)
-        self._no_angles: Angles = one, torch.zeros_like(one)
+        self._angles = angles_of_layers(spec, max_positions, self._device)
         # Rotation reads it before its wait, so no launch of a step may write it (ADR 0031).
         num_still = max_tokens if spec.layers_without_rope else 0
         self._no_positions = torch.zeros(num_still, dtype=torch.int32, device=self._device)
@@ -88,6 +88,9 @@ class LlamaModel:
         if growth is not None:
             grows = torch.from_numpy(growth[0]).to(self._device), growth[1]
         self._mixers = mixers_of(self._products, spec, weights.layers, pools, grows)
+        self._inputs = None
+        if weights.layer_inputs is not None:
+            self._inputs = LayerInputs(self._products, spec, weights.layer_inputs)
 
     @property
     def vocab_size(self) -> int:
@@ -95,27 +98,39 @@ class LlamaModel:
         return self._spec.vocab_size
 
     def run(self, step: StepTensors) -> Hidden:
-        """Queue all layers over the tokens of a step."""
+        """Queue all layers over the tokens of a step; return those that have gone through all."""
         weights = self._weights
         out = self._out_of_states(step)
         residual = self._empty(step.token_ids.shape[0], self._spec.hidden_size)
         self._operations.embedding(residual, weights.embedding, step.token_ids)
         if self._spec.embedding_scale != 1:
             residual.mul_(self._spec.embedding_scale)
-        hidden = Hidden(residual)
-        for layer, mixer, turns in zip(
-            weights.layers, self._mixers, self._turns(step), strict=True
-        ):
+        inputs = None if self._inputs is None else self._inputs.made(residual, step.token_ids)
+        hidden, turns = Hidden(residual), self._turns(step)
+        for number, (layer, mixer) in enumerate(zip(weights.layers, self._mixers, strict=True)):
             after_mixer, after_mlp = layer.output_norms or (None, None)
-            if mixer is not None and layer.mixer is not None:
-                if isinstance(mixer, AttentionMixer | LatentMixer):
-                    mixed = mixer.run(hidden, layer.attn_norm, step, turns)
-                else:
-                    assert step.states is not None
-                    mixed = mixer.run(hidden, layer.attn_norm, step.states, out)
+            late = step.late if number == self.first_late else None
+            mixed = None
+            if isinstance(mixer, AttentionMixer | LatentMixer):
+                mixed = mixer.run(hidden, layer.attn_norm, step, turns[number], late)
+            elif mixer is not None:
+                assert step.states is not None
+                mixed = mixer.run(hidden, layer.attn_norm, step.states, out)
+            if late is not None:
+                hidden = hidden.rows(late.tokens)
+                if not len(late.tokens):
+                    return hidden
+                inputs = None if inputs is None else inputs.index_select(0, late.tokens)
+                step = late.step
+                turns = self._turns(step)
+            if mixed is not None and layer.mixer is not None:
                 self._products.add(hidden, mixed, layer.mixer.o, after_mixer, layer.mixer.o_bias)
                 del mixed  # its memory serves what follows
             self._feed_forward(hidden, layer, after_mlp)
+            if self._inputs is not None and inputs is not None and layer.layer_input is not None:
+                self._inputs.add(hidden, inputs, number, layer.layer_input)
+            if layer.scale != 1:
+                hidden.multiply(layer.scale)
         return hidden
 
     def _out_of_states(self, step: StepTensors) -> Tensor | None:
@@ -130,18 +145,12 @@ class LlamaModel:
 
     def _turns(self, step: StepTensors) -> list[Turns]:
         """Return how the tokens of a step turn, layer by layer."""
-        spec, positions = self._spec, step.positions
-        turned, local = (self._angles, positions), (self._local_angles, positions)
-        still = turned
-        if spec.layers_without_rope:
-            still = (self._no_angles, self._no_positions[: len(positions)])
-
-        def of(layer: int) -> Turns:
-            if layer in spec.layers_without_rope:
-                return still
-            return local if layer in spec.layers_with_local_rope else turned
-
-        return [of(layer) for layer in range(spec.num_layers)]
+        still, positions = self._spec.layers_without_rope, step.positions
+        without = self._no_positions[: len(positions)]
+        return [
+            (angles, without if layer in still else positions)
+            for layer, angles in enumerate(self._angles)
+        ]
 
     def _feed_forward(self, hidden: Hidden, layer: DeviceLayer, output_norm: Tensor | None) -> None:
         part, norm = layer.feedforward, layer.mlp_norm
@@ -149,7 +158,7 @@ class LlamaModel:
             gated = self._products.gated(hidden, norm, part.gate_up, part.down)
             self._products.add(hidden, gated, part.down, output_norm)
         elif part is not None and self._experts is not None:
-            self._experts.add(hidden, norm, part)
+            self._experts.add(hidden, norm, part, output_norm)
 
     def logits(self, hidden: Hidden, tokens: Tensor | None) -> Tensor:
         """Queue the logits behind some tokens, float32 [R, V].
@@ -159,7 +168,10 @@ class LlamaModel:
         if tokens is not None:
             hidden = hidden.rows(tokens)
         # 16-bit logits would tie where the model does not.
-        return self._products.logits(hidden, self._final_norm, self._weights.lm_head)
+        logits = self._products.logits(hidden, self._final_norm, self._weights.lm_head)
+        if self._spec.logits_cap is not None:
+            self._operations.cap_logits(logits, self._spec.logits_cap)
+        return logits
 
     def embedded(self, hidden: Hidden) -> Tensor:
         """Queue rows of hidden states behind the final norm, not scaled as logits, float32 [R, E].
@@ -171,6 +183,34 @@ class LlamaModel:
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._weights.dtype, device=self._device)
+
+
+def angles_of_layers(spec: ModelSpec, num_positions: int, device: torch.device) -> list[Angles]:
+    """Return by which angles each layer turns; those that turn alike have the same tensors.
+
+    Of layers that turn nothing those of one position, at which all tokens are.
+    """
+    if not spec.turns:  # which positions there are makes no difference
+        num_positions = 1
+    made: dict[tuple[Heads, str], Angles] = {}
+
+    def of(layer: int) -> Angles:
+        heads = spec.heads_of(layer)
+        is_still, is_local = (
+            layer in layers for layers in (spec.layers_without_rope, spec.layers_with_local_rope)
+        )
+        key = heads, "still" if is_still else "local" if is_local else "turned"
+        if key not in made:
+            own = of_heads(spec, heads)
+            if is_still:
+                one = torch.full((1, heads.head_dim // 2), float(score_factor(own)), device=device)
+                made[key] = one, torch.zeros_like(one)
+            else:
+                own = local_rope(own) if is_local else own
+                made[key] = rotary_angles(own, num_positions, device)
+        return made[key]
+
+    return [of(layer) for layer in range(spec.num_layers)]
 
 
 def rotary_angles(

@@ -6,7 +6,7 @@ Array letters are those of `compute_plane.cuda.operations`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -20,41 +20,54 @@ PADDING_SLOT: Final = -1
 """Stands for the slot of a token whose keys and values are not kept."""
 
 
+class QueryTiles(NamedTuple):
+    """Tiles of query tokens, int32 [tiles] each; `kernels.cuda.attention_tiles`."""
+
+    rows: Tensor
+    tokens: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillRows:
     """Rows of several query tokens, which are the last of each row's tokens.
 
     `block_tables`: int32 [S, M], read up to the block of the row's last token. `seq_lens`: int32
     [S]. `cu_query_lens`: int32 [S + 1], row s has the tokens cu_query_lens[s] to …[s + 1] − 1.
-    `tile_rows`, `tile_tokens`: int32 [tiles], the plan of the launch in tiles of
-    `DeviceOperations.tile_tokens` (`kernels.cuda.attention_tiles`).
+    `tiles`: the plan of the launch for each kind of heads, in tiles of its number of
+    `DeviceOperations.tile_tokens`.
     """
 
     block_tables: Tensor
     seq_lens: Tensor
     cu_query_lens: Tensor
-    tile_rows: Tensor
-    tile_tokens: Tensor
+    tiles: tuple[QueryTiles, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadChanges:
     """What becomes of heads but for their rotation; `kernels.reference.rope`. None: nothing.
 
-    `bias`: [(H + 2·G)·D]. `norms`: of query heads and of key heads, [D] each; `eps`: of both.
-    `are_joint`: heads are normalised together, and these are [H·D] and [G·D].
+    `bias`: [(H + 2·G)·D]. `norms`: of query heads and of key heads, [D] each, the second None where
+    a layer has no keys of its own; `eps`: of both. `are_joint`: heads are normalised together, and
+    these are [H·D] and [G·D]. `norms_values`: value heads are normalised, too, without weights.
     `growth`: factors, float32 [n], of queries at positions from i · length on, and that length.
     Whether there are any is the same in all layers of a model.
     """
 
     bias: Tensor | None = None
-    norms: tuple[Tensor, Tensor] | None = None
+    norms: tuple[Tensor, Tensor | None] | None = None
     eps: float = 0.0
     growth: tuple[Tensor, int] | None = None
     are_joint: bool = False
+    norms_values: bool = False
 
 
 UNCHANGED: Final = HeadChanges()
+
+
+def num_kv_heads_of(qkv: Tensor, num_heads: int, head_dim: int) -> int:
+    """Return G of [T, (H + 2·G)·D]; 0 of a layer that has no keys of its own."""
+    return (int(qkv.shape[1]) // head_dim - num_heads) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +75,13 @@ class LayerAttention:
     """What attention of a layer has of its own; `kernels.reference.paged_attention`. None: nothing.
 
     `window`: tokens that a query sees, the last ones up to its own, at least 1. `sinks`: float32
-    [H], a score of each head that no token has; all layers of a model have them, or none.
+    [H], a score of each head that no token has; `cap`: of scaled scores; all layers of a model have
+    them, or none.
     """
 
     window: int | None = None
     sinks: Tensor | None = None
+    cap: float | None = None
 
 
 PLAIN: Final = LayerAttention()

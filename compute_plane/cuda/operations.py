@@ -58,8 +58,11 @@ class DeviceOperations(Protocol):
         ...
 
     @property
-    def tile_tokens(self) -> int:
-        """Query tokens of a row that prefill attention takes together."""
+    def tile_tokens(self) -> tuple[int, ...]:
+        """Query tokens of a row that prefill attention takes together, by kind of heads.
+
+        In the order of `ModelSpec.kinds_of_heads`.
+        """
         ...
 
     def embedding(self, out: Tensor, table: Matrix, token_ids: Tensor) -> None:
@@ -140,14 +143,32 @@ class DeviceOperations(Protocol):
         eps: float,
         then: NextProduct | None = None,
         added_weight: Tensor | None = None,
+        factor: float = 1.0,
     ) -> None:
         """Add `x` to `residual`, rounded to its dtype, and normalise the sum into `out`.
 
         With `added_weight` [E] what is added is `x` normalised, with the same `eps`; then it has
-        one in all calls of a model, or in none.
+        one in all calls of a model, or in none. `factor`: what the sum is multiplied by before it
+        is rounded; 1 in models that scale no layer.
 
         All [T, E], three different arrays; `weight`: [E]. `x` may be parts of the number to be
         added, float32 [P, T, E], with any P that `num_product_parts` says.
+        """
+        ...
+
+    def add_normed_parts(
+        self, sums: Tensor, x: Tensor, weight: Tensor, eps: float, factor: float
+    ) -> None:
+        """Add `x` to `sums`, each part of a row normalised by itself, and multiply by `factor`.
+
+        Of inputs of layers (`layer_inputs`). Both [T, L·P]; `weight`: [P], of each part.
+        """
+        ...
+
+    def gate_apart(self, out: Tensor, gates: Tensor, ups: Tensor, first_column: int) -> None:
+        """Write activation(gates) · columns of `ups` from `first_column` on.
+
+        Of inputs of layers. `out`, `gates`: [T, P]. `ups`: [T, L·P].
         """
         ...
 
@@ -164,11 +185,12 @@ class DeviceOperations(Protocol):
     ) -> None:
         """Rotate the queries into `out`; put rotated keys and plain values into a layer of `pool`.
 
-        `out`: [T, H, D]. `pool`: blocks as in `block_pools`. `qkv`: [T, (H + 2·G)·D]: H query
-        heads, G key heads, G value heads of each token. `angles`: cosines and sines,
-        [positions, D/2] each. `positions`: int32 [T]. `kv_slots`: int64 [T], block · B + offset; a
-        negative one writes nothing to the pool. All heads with `changes`; where norms are joint,
-        what is in `qkv` may be changed.
+        `out`: [T, H, D]. `pool`: the part of blocks that this kind of heads has (`block_pools`).
+        `qkv`: [T, (H + 2·G)·D]: H query heads, G key heads, G value heads of each token, G maybe 0;
+        then nothing is written to the pool. `angles`: cosines and sines, [positions, D/2] each.
+        `positions`: int32 [T]. `kv_slots`: int64 [T], block · B + offset; a negative one writes
+        nothing to the pool. All heads with `changes`; where norms are joint, what is in `qkv` may
+        be changed.
         """
         ...
 
@@ -290,6 +312,13 @@ class DeviceOperations(Protocol):
 
         Both [N, …], contiguous; they may be the same pool if no block is both read and written.
         `pairs`: int32 [P, 2]; the copies happen in no order. A negative source copies nothing.
+        """
+        ...
+
+    def cap_logits(self, logits: Tensor, cap: float) -> None:
+        """Make of each logit x cap · tanh(x / cap), where it is, and NaN of what is not finite.
+
+        `logits`: [R, V].
         """
         ...
 

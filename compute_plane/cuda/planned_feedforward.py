@@ -18,6 +18,7 @@ from compute_plane.cuda.experts import (
     DeviceExperts,
     ExpertBiases,
     ExpertMatrices,
+    ExpertNorms,
     SharedExperts,
     StackedMatrix,
 )
@@ -77,6 +78,28 @@ class PlannedShared:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlannedNorms:
+    """As in `ExpertNorms`. `factors`: as in `DeviceExperts`."""
+
+    router: PlannedMatrix
+    experts: PlannedMatrix
+    shared_output: PlannedMatrix
+    experts_output: PlannedMatrix
+    factors: PlannedMatrix
+
+    @property
+    def vectors(self) -> tuple[PlannedMatrix, ...]:
+        """All of it."""
+        of_both = self.shared_output, self.experts_output
+        return (self.router, self.experts, *of_both, self.factors)
+
+    def at(self, placed: Placed) -> tuple[ExpertNorms, Tensor]:
+        """Return norms and factors where they lie."""
+        *norms, factors = (values_of(placed(one)).view(-1) for one in self.vectors)
+        return ExpertNorms(*norms), factors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlannedExperts:
     """As in `DeviceExperts`.
 
@@ -90,6 +113,7 @@ class PlannedExperts:
     biases: PlannedBiases | None = None
     correction: PlannedMatrix | None = None
     shared: PlannedShared | None = None
+    norms: PlannedNorms | None = None
 
     @property
     def vectors(self) -> tuple[PlannedMatrix, ...]:
@@ -98,6 +122,7 @@ class PlannedExperts:
         found = [self.router, self.correction, None if shared is None else shared.gate]
         if biases is not None:
             found += [biases.router, biases.gate_up, biases.down]
+        found += () if self.norms is None else self.norms.vectors
         return tuple(one for one in found if one is not None)
 
     @property
@@ -114,13 +139,20 @@ class PlannedExperts:
     def at(self, placed: Placed) -> DeviceExperts:
         """Return it where it lies."""
         correction, shared = self.correction, self.shared
+        router, norms, factors = values_of(placed(self.router)), None, None
+        if self.norms is not None:
+            norms, factors = self.norms.at(placed)
+            # What it reads is divided by √hidden, too: here nothing is rounded to 16 bits.
+            router = router * router.shape[1] ** -0.5
         return DeviceExperts(
-            values_of(placed(self.router)),
+            router,
             self._matrices(placed, [part.gate_up for part in self.parts]),
             self._matrices(placed, [part.down for part in self.parts]),
             None if self.biases is None else self._placed_biases(placed, self.biases),
             None if correction is None else values_of(placed(correction)).view(-1),
             None if shared is None else shared.at(placed),
+            norms,
+            factors,
         )
 
     def _placed_biases(self, placed: Placed, biases: PlannedBiases) -> ExpertBiases:
@@ -235,7 +267,8 @@ def plan_experts(
     if mixture.corrects_choice:
         name = layout.layer_tensor(layer, expert_layout.CORRECTION, layout.BIAS)
         correction = vector(name, target=TensorFormat.F32)
-    beside = biases, correction, _plan_shared(mixture, parts, tensor, joined)
+    norms = _plan_norms(layer, vector) if mixture.has_own_norms else None
+    beside = biases, correction, _plan_shared(mixture, parts, tensor, joined), norms
     stacked = PlannedMlp(gate_up, (_stacked(downs, of_down, mixture),))
     if all(map(_can_be_stacked, stacked.matrices)):
         return PlannedExperts(router, (stacked,), mixture.num_experts, True, *beside)
@@ -257,6 +290,20 @@ def _plan_shared(
     if mixture.gates_shared:
         gate = PlannedMatrix((tensor(expert_layout.SHARED_GATE),), TensorFormat.F32)
     return PlannedShared(mlp, gate)
+
+
+def _plan_norms(layer: int, vector: Callable[..., PlannedMatrix]) -> PlannedNorms:
+    def of(role: str, part: str = layout.WEIGHT, **target: TensorFormat) -> PlannedMatrix:
+        return vector(layout.layer_tensor(layer, role, part), **target)
+
+    down = f"{expert_layout.EXPERTS}.{expert_layout.DOWN}"
+    return PlannedNorms(
+        router=of(expert_layout.ROUTER, expert_layout.SCALE),
+        experts=of(expert_layout.EXPERTS_NORM),
+        shared_output=of(expert_layout.SHARED_OUTPUT_NORM),
+        experts_output=of(expert_layout.EXPERTS_OUTPUT_NORM),
+        factors=of(down, expert_layout.SCALE, target=TensorFormat.F32),
+    )
 
 
 def _plan_biases(

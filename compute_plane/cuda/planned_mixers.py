@@ -34,7 +34,7 @@ class PlannedAttention:
     qkv: tuple[PlannedMatrix, ...]
     o: tuple[PlannedMatrix, ...]
     qkv_bias: PlannedMatrix | None = None
-    head_norms: tuple[PlannedMatrix, PlannedMatrix] | None = None
+    head_norms: tuple[PlannedMatrix, ...] = ()
     o_bias: PlannedMatrix | None = None
     sinks: PlannedMatrix | None = None
     gate: tuple[PlannedMatrix, ...] = ()
@@ -43,7 +43,7 @@ class PlannedAttention:
     def vectors(self) -> tuple[PlannedMatrix, ...]:
         """Everything that is no matrix."""
         alone = self.qkv_bias, self.o_bias, self.sinks
-        return (*(one for one in alone if one is not None), *(self.head_norms or ()))
+        return (*(one for one in alone if one is not None), *self.head_norms)
 
     @property
     def matrices(self) -> tuple[PlannedMatrix, ...]:
@@ -52,12 +52,13 @@ class PlannedAttention:
 
     def at(self, placed: Placed) -> DeviceAttention:
         """Return it where it lies."""
-        norms = self.head_norms
+        norms = [vector_of(placed, norm) for norm in self.head_norms]
+        of_queries, of_keys = (*norms, None, None)[:2]
         return DeviceAttention(
             qkv=projection_of(placed, self.qkv),
             o=projection_of(placed, self.o),
             qkv_bias=vector_of(placed, self.qkv_bias),
-            head_norms=None if norms is None else pair_of(placed, norms),
+            head_norms=None if of_queries is None else (of_queries, of_keys),
             o_bias=vector_of(placed, self.o_bias),
             sinks=vector_of(placed, self.sinks),
             gate=projection_of(placed, self.gate) if self.gate else None,
@@ -87,11 +88,13 @@ def plan_mixer(
         return plan_latents(spec, layer, tensor, joined, vector)
     biases, sinks = layout.qkv_biases(spec, layer), layout.sinks(spec, layer)
     o_bias, norms = layout.output_bias(spec, layer), layout.head_norms(spec, layer)
+    has_keys = spec.kv_source_of(layer) == layer
+    roles = (layout.QUERY, layout.KEY, layout.VALUE) if has_keys else (layout.QUERY,)
     return PlannedAttention(
-        qkv=joined(*map(tensor, (layout.QUERY, layout.KEY, layout.VALUE))),
+        qkv=joined(*map(tensor, roles)),
         o=joined(tensor(layout.OUTPUT)),
         qkv_bias=vector(*biases) if biases else None,
-        head_norms=(norm(norms[0]), norm(norms[1])) if norms else None,
+        head_norms=tuple(map(norm, norms)),
         o_bias=vector(*o_bias) if o_bias else None,
         sinks=vector(*sinks, target=TensorFormat.F32) if sinks else None,
         gate=joined(tensor(layout.QUERY_GATE)) if spec.gates_attention else (),

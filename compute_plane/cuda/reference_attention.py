@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.operands import PLAIN, LayerAttention
 from compute_plane.cuda.reference_blocks import block_size_of, floats, read_blocks
 from kernels.reference.paged_attention import paged_attention
 
@@ -51,9 +52,9 @@ def attend(
     layer: int,
     block_tables: Array,
     queries: Queries,
-    sinks: Tensor | None = None,
+    own: LayerAttention = PLAIN,
 ) -> None:
-    """Attend with some tokens of `query`. `sinks`: float32 [H], or None.
+    """Attend with some tokens of `query`. `own`: what the layer has; its window is in `queries`.
 
     The blocks that are read become a pool of one layer in float32, and tables of their numbers
     there: a converted copy of the whole pool would be too much.
@@ -81,6 +82,7 @@ def attend(
         len(tokens) * num_kv_heads,
         attended,
         queries.window,
-        None if sinks is None else sinks.numpy(),
+        None if own.sinks is None else own.sinks.numpy(),
+        own.cap,
     )
     out[index] = torch.from_numpy(attended).to(out.dtype)

@@ -49,6 +49,7 @@ class ReferenceExperts:
             scale=mixture.weight_scale,
             num_groups=mixture.num_groups,
             groups_per_token=mixture.groups_per_token,
+            expert_scales=None if experts.factors is None else experts.factors.numpy(),
         )
         num_tiles = most_tiles(chosen.size, mixture.num_experts, TILE_PAIRS)
         order = np.empty(chosen.size, np.int32)

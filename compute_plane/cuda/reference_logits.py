@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.reference.capped_logits import cap_logits
 from kernels.reference.exponential import exp
 from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
 from kernels.reference.logprobs import log_softmax, most_likely
@@ -30,6 +31,10 @@ SEED_MASK: Final = (1 << 64) - 1
 
 class ReferenceLogits:
     """The part of `ReferenceOperations` that looks at logits."""
+
+    def cap_logits(self, logits: Tensor, cap: float) -> None:
+        """Cap them in place."""
+        cap_logits(logits.numpy(), cap)
 
     def adjust_logits(self, out: Tensor, logits: Tensor, columns: AdjustColumns) -> None:
         """Apply bias and penalties, sample by sample."""

@@ -27,6 +27,7 @@ from compute_plane.cuda.operands import (
     LayerMamba2,
     PrefillRows,
     StateRows,
+    num_kv_heads_of,
 )
 from compute_plane.cuda.reference_attention import Queries, attend
 from compute_plane.cuda.reference_blocks import floats, write_tokens
@@ -61,7 +62,7 @@ class ReferenceOperations(ReferenceLogits):
     """`DeviceOperations` in NumPy, on views of the tensors' memory. `activation`: what gates."""
 
     name = "reference"
-    tile_tokens = 16  # the plan is made as for a device, and not needed
+    tile_tokens = (16,)  # the plan is made as for a device, and not needed
 
     def __init__(self, activation: Activation = "silu") -> None:
         self._activation = activation
@@ -150,6 +151,7 @@ class ReferenceOperations(ReferenceLogits):
         eps: float,
         then: NextProduct | None = None,
         added_weight: Tensor | None = None,
+        factor: float = 1.0,
     ) -> None:
         """Add and normalise rows."""
         added = floats(x) if x.dim() == residual.dim() else floats(x.sum(0))
@@ -157,8 +159,23 @@ class ReferenceOperations(ReferenceLogits):
             normed = np.empty(added.shape, dtype=np.float32)
             rms_norm(added, floats(added_weight), eps, normed)
             added = normed
-        residual.copy_(torch.from_numpy(floats(residual) + added))
+        residual.copy_(torch.from_numpy((floats(residual) + added) * np.float32(factor)))
         self.rms_norm(out, residual, weight, eps, then)
+
+    def add_normed_parts(
+        self, sums: Tensor, x: Tensor, weight: Tensor, eps: float, factor: float
+    ) -> None:
+        """Add parts of rows, each normalised as a row of its own."""
+        parts = floats(x.view(-1, len(weight)))
+        normed = np.empty(parts.shape, dtype=np.float32)
+        rms_norm(parts, floats(weight), eps, normed)
+        added = (floats(sums) + normed.reshape(sums.shape)) * np.float32(factor)
+        sums.copy_(torch.from_numpy(added))
+
+    def gate_apart(self, out: Tensor, gates: Tensor, ups: Tensor, first_column: int) -> None:
+        """Gate columns of what lies apart."""
+        columns = ups[:, first_column : first_column + gates.shape[1]]
+        self.gate_mul(out, torch.cat((gates, columns), dim=1))
 
     def rope_write_kv(
         self,
@@ -172,8 +189,8 @@ class ReferenceOperations(ReferenceLogits):
         changes: HeadChanges = UNCHANGED,
     ) -> None:
         """Rotate the queries, write keys and values; by way of a pool of one layer and B = 1."""
-        num_tokens, _, head_dim = out.shape
-        num_kv_heads = pool.shape[3]
+        num_tokens, num_heads, head_dim = out.shape
+        num_kv_heads = num_kv_heads_of(qkv, num_heads, head_dim)
         cosines, sines = (table.numpy()[positions.numpy()] for table in angles)
         queries = np.empty(out.shape, dtype=np.float32)
         written = np.empty((num_tokens, 1, 2, num_kv_heads, 1, head_dim), dtype=np.float32)
@@ -181,6 +198,8 @@ class ReferenceOperations(ReferenceLogits):
         of_rows = _on_host(changes, positions)
         rope.rope_write_kv(floats(qkv), cosines, sines, written, 0, places, queries, of_rows)
         out.copy_(torch.from_numpy(queries))
+        if not num_kv_heads:
+            return
         is_kept = kv_slots >= 0
         write_tokens(pool, layer, kv_slots[is_kept], written[is_kept.numpy(), 0, :, :, 0])
 
@@ -202,7 +221,7 @@ class ReferenceOperations(ReferenceLogits):
         out.zero_()
         rows = np.flatnonzero(lengths).astype(np.int32)
         queries = Queries(rows, rows, lengths[rows] - 1, own.window)
-        attend(out, query, pool, layer, block_tables.numpy(), queries, own.sinks)
+        attend(out, query, pool, layer, block_tables.numpy(), queries, own)
 
     def decode_scratch_bytes(self, num_rows: int, longest: int) -> int:  # noqa: ARG002 - none
         """There is none."""
@@ -224,7 +243,7 @@ class ReferenceOperations(ReferenceLogits):
         tokens = np.arange(len(token_rows), dtype=np.int32)
         positions = tokens - firsts[token_rows] + (lengths - counts)[token_rows]
         queries = Queries(tokens, token_rows, positions, own.window)
-        attend(out, query, pool, layer, rows.block_tables.numpy(), queries, own.sinks)
+        attend(out, query, pool, layer, rows.block_tables.numpy(), queries, own)
 
     def gate_attended(self, attended: Tensor, gates: Tensor) -> None:
         """Gate what attention gave."""
@@ -320,10 +339,14 @@ def _on_host(changes: HeadChanges, positions: Tensor) -> rope.HeadChanges:
     """Return changes of heads as the specification has them, of tokens at some positions."""
     norms = None
     if changes.norms is not None:
-        norms = floats(changes.norms[0]), floats(changes.norms[1])
+        of_queries, of_keys = changes.norms
+        # Without keys it normalises none of them.
+        norms = floats(of_queries), floats(of_queries if of_keys is None else of_keys)
     bias = None if changes.bias is None else floats(changes.bias)
     growth = None
     if changes.growth is not None:
         factors, length = changes.growth
         growth = factors.numpy()[positions.numpy() // length]
-    return rope.HeadChanges(bias, norms, changes.eps, growth, changes.are_joint)
+    return rope.HeadChanges(
+        bias, norms, changes.eps, growth, changes.are_joint, changes.norms_values
+    )

@@ -24,6 +24,7 @@ goes from the file to the device by itself, and the host never holds the whole m
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,11 @@ import torch
 from compute_plane.cuda.experts import ExpertUses
 from compute_plane.cuda.planned_feedforward import PlannedExperts, plan_feedforward
 from compute_plane.cuda.planned_layer import PlannedLayer
+from compute_plane.cuda.planned_layer_inputs import (
+    PlannedLayerInputs,
+    plan_layer_input,
+    plan_layer_inputs,
+)
 from compute_plane.cuda.planned_matrix import (
     DENSE_FORMATS,
     PlannedMatrix,
@@ -106,11 +112,18 @@ class WeightPlan:
     layers: tuple[PlannedLayer, ...]
     final_norm: PlannedMatrix
     lm_head: PlannedMatrix
+    layer_inputs: PlannedLayerInputs | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
         return sum(planned.num_bytes for planned in self._everything())
+
+    @property
+    def layer_inputs_bytes(self) -> int:
+        """Bytes of what the inputs of layers are made of."""
+        inputs = self.layer_inputs
+        return 0 if inputs is None else sum(planned.num_bytes for planned in inputs.everything)
 
     @property
     def is_quantised(self) -> bool:
@@ -120,8 +133,7 @@ class WeightPlan:
     @property
     def has_dense(self) -> bool:
         """Whether any matrix that rows are multiplied with is not quantised."""
-        multiplied = [self.lm_head, *(part for layer in self.layers for part in layer.matrices)]
-        return not all(planned.is_quantised for planned in multiplied)
+        return not all(planned.is_quantised for planned in self._multiplied())
 
     @property
     def weight_format(self) -> str:
@@ -139,7 +151,7 @@ class WeightPlan:
     @property
     def quantized(self) -> QuantizedUses:
         """What quantised matrices there are."""
-        multiplied = [self.lm_head, *(part for layer in self.layers for part in layer.matrices)]
+        multiplied, inputs = self._multiplied(), self.layer_inputs
         sizes = [
             (part.num_outputs // part.num_stacked, part.num_inputs)
             for part in multiplied
@@ -148,7 +160,7 @@ class WeightPlan:
         return QuantizedUses(
             layers=_formats(*multiplied[1:]),
             lm_head=_formats(self.lm_head),
-            embedding=_formats(self.embedding),
+            embedding=_formats(self.embedding, *([] if inputs is None else [inputs.embedding])),
             gates=_formats(*(part for part in multiplied if part.in_turns)),
             biased=_formats(
                 *(
@@ -200,6 +212,9 @@ class WeightPlan:
             lm_head=projection_of(placed.__getitem__, (self.lm_head,)),
             num_bytes=self.num_bytes,
             conversions=conversions,
+            layer_inputs=None
+            if self.layer_inputs is None
+            else self.layer_inputs.at(placed.__getitem__),
         )
         if device.type == "cuda":  # biases of experts, for one, have been put in order there
             torch.cuda.synchronize(device)
@@ -222,9 +237,16 @@ class WeightPlan:
     def _everything(self) -> list[PlannedMatrix]:
         """Return all that is to be placed, what is tied once."""
         everything = [self.embedding, self.final_norm, self.lm_head]
+        everything += [] if self.layer_inputs is None else self.layer_inputs.everything
         for layer in self.layers:
             everything += [*layer.vectors, *layer.matrices]
         return list(dict.fromkeys(everything))
+
+    def _multiplied(self) -> list[PlannedMatrix]:
+        """Return what rows are multiplied with, the head first."""
+        of_inputs = () if self.layer_inputs is None else self.layer_inputs.projection
+        of_layers = (part for layer in self.layers for part in layer.matrices)
+        return [self.lm_head, *of_inputs, *of_layers]
 
     def _matrices(self) -> list[tuple[RawTensor, TensorFormat]]:
         """Return the tensors that are matrices, each with the format it runs in."""
@@ -284,6 +306,10 @@ def plan_weights(
             mlp_norm=input_norms.get(layout.MLP_NORM),
             feedforward=plan_feedforward(spec, source, index, format_of, joined, vector),
             output_norms=pair_of_norms(layout.output_norms(spec, index)),
+            layer_input=plan_layer_input(spec, source, index, joined, norm),
+            scale=math.prod(
+                float(source.tensor(one).to_float32()[0]) for one in layout.layer_scale(spec, index)
+            ),
         )
 
     (embedding,) = joined(source.tensor(layout.EMBEDDING))
@@ -297,6 +323,7 @@ def plan_weights(
         layers=tuple(layer(index) for index in range(spec.num_layers)),
         final_norm=norm(layout.FINAL_NORM),
         lm_head=lm_head,
+        layer_inputs=plan_layer_inputs(spec, source, joined, norm),
     )
 
 

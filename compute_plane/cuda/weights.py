@@ -32,16 +32,17 @@ class DeviceMlp:
 class DeviceAttention:
     """Attention of a layer.
 
-    `qkv`: (H + 2·G)·D outputs, the query heads first. `o`: of what it gives. `qkv_bias`:
-    [(H + 2·G)·D]; `head_norms`: [D] each, for query and for key heads; `o_bias`: [hidden]; `sinks`:
-    float32 [H] (`DeviceOperations.attention_decode`); `gate`: H·D outputs, whose sigmoid multiplies
-    what attention gives. None where the architecture has none.
+    `qkv`: (H + 2·G)·D outputs, the query heads first, and these alone where keys and values are an
+    earlier layer's. `o`: of what it gives. `qkv_bias`: [(H + 2·G)·D]; `head_norms`: [D] each, for
+    query and for key heads, if it has those; `o_bias`: [hidden]; `sinks`: float32 [H]
+    (`DeviceOperations.attention_decode`); `gate`: H·D outputs, whose sigmoid multiplies what
+    attention gives. None where the architecture has none.
     """
 
     qkv: Projection
     o: Projection
     qkv_bias: Tensor | None = None
-    head_norms: tuple[Tensor, Tensor] | None = None
+    head_norms: tuple[Tensor, Tensor | None] | None = None
     o_bias: Tensor | None = None
     sinks: Tensor | None = None
     gate: Projection | None = None
@@ -132,11 +133,33 @@ Mixer: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeviceLayerInput:
+    """What a layer makes of its inputs: `gate`, P outputs, `output` of P inputs, `output_norm`."""
+
+    gate: Projection
+    output: Projection
+    output_norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceLayerInputs:
+    """What the inputs of all layers are made of; `compute_plane.model.layer_inputs_layout`.
+
+    `embedding`: [V, L·P]. `projection`: L·P outputs. `norm`: [P].
+    """
+
+    embedding: Matrix
+    projection: Projection
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
     """One decoder layer; matrices are [output features, input features], vectors [hidden].
 
     `feedforward`: one MLP or a mixture. `output_norms`: of what mixer and MLP give, before it is
     added. None where the architecture has none, and of a layer that is one of both, the other.
+    `scale`: what the residual stream is multiplied by behind it.
     """
 
     attn_norm: Tensor | None
@@ -144,6 +167,8 @@ class DeviceLayer:
     mlp_norm: Tensor | None
     feedforward: DeviceMlp | DeviceExperts | None
     output_norms: tuple[Tensor, Tensor] | None = None
+    layer_input: DeviceLayerInput | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,6 +178,7 @@ class DeviceWeights:
     `dtype`: of a step, and of whatever is not quantised, but for what is more exact: routers, and
     norms whose weights are more than 1 as they are stored. `num_bytes`: held by all of them, a tied
     matrix once. `conversions`: of the matrices that do not run in their file's format.
+    `layer_inputs`: of models that have them.
     """
 
     dtype: torch.dtype
@@ -163,3 +189,4 @@ class DeviceWeights:
     lm_head: Projection
     num_bytes: int
     conversions: tuple[Conversion, ...]
+    layer_inputs: DeviceLayerInputs | None = None

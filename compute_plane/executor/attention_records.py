@@ -7,17 +7,19 @@ of the pool (`PoolLayout`) and angles of its own.
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from compute_plane.executor.product_records import float_bits
 from compute_plane.executor.step_table import StepTable
 from compute_plane.model.rope import (
     attention_factors,
     inverse_frequencies,
     local_rope,
+    of_heads,
     query_growth,
     score_factor,
 )
@@ -108,9 +110,7 @@ class AttentionRecords:
             for layer in spec.attending_layers(self._first_layer)
             if spec.heads_of(layer) == heads
         ]
-        own = dataclasses.replace(
-            spec, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim, global_heads=None
-        )
+        own = of_heads(spec, heads)
         none = 0, 0
         angles = local_angles = no_angles = none
         is_local, is_still = spec.layers_with_local_rope, spec.layers_without_rope
@@ -238,6 +238,8 @@ class AttentionRecords:
             Attention.VALUE_DIM: heads.head_dim,
             Attention.HEAD_STRIDE: layout.head_bytes,
             Attention.QUERIES_FIRST_WORD: StepWord.FIRST_TOKEN,
+            # In powers of 2, as scores are.
+            Attention.CAP: float_bits((spec.scores_cap or 0) * math.log2(math.e)),
         }
         return [
             self._table.add(ATTENTION[layout.dtype], StepWord.ATTENTION_CHUNKS, operands),

@@ -41,6 +41,7 @@ from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
 from compute_plane.executor.token_records import TokenRecords, token_records
 from compute_plane.memory.huge_pages import HugePageArena
+from compute_plane.model.late_layers import first_late_layer
 from kernels.cpu.catalogue import EMBEDDINGS, take_rows
 from kernels.cpu.operands import EmbeddingRecord, TakenRows
 from kernels.cpu.operation import StepWord
@@ -246,15 +247,3 @@ class LlamaTable:
             *products.rows(*self._hidden.read(layer.mlp_norm, read)),
             *records.experts.added(part, self._hidden.address, self._gate_up),
         ]
-
-
-def first_late_layer(spec: ModelSpec, first_layer: int) -> int | None:
-    """Return the layer behind whose `write` nothing is left that later tokens read.
-
-    Of those from `first_layer` on, counted from there; None: there is none.
-    """
-    states = max(spec.layers_with_state(first_layer), default=-1)
-    last = max(max(spec.layers_with_keys(first_layer), default=-1), states)
-    if last == states:  # which `read` changes
-        last += 1
-    return last - first_layer if first_layer <= last < spec.num_layers else None

@@ -37,9 +37,9 @@ COMPUTES_WINDOWS: Final = frozenset({"cpu", "cuda"})
 KEEPS_STATES: Final = frozenset({"cpu", "cuda"})
 """Executors in which a layer may have a state in place of keys and values."""
 
-NORMALISES_VALUES: Final = frozenset({"cpu", "simulated"})
-"""Executors that know what Gemma 4's layers have: values with norms, heads of two sizes, another
-layer's keys, inputs of their own."""
+KNOWS_ALL_LAYERS: Final = frozenset({"cpu", "cuda", "simulated"})
+"""Executors that know what Gemma's layers have: of Gemma 2 scores with caps; of Gemma 4 values with
+norms, heads of two sizes, another layer's keys, inputs of their own."""
 
 log = structlog.get_logger()
 
@@ -123,7 +123,8 @@ class BuiltExecutor:
 def knows_layers(name: str, architecture: str) -> bool:
     """Whether an executor computes what layers of such models have beside those of others."""
     known = ARCHITECTURES.get(architecture)  # not of a made-up model
-    return name in NORMALISES_VALUES or known is None or not known.norms_values
+    is_common = known is None or not (known.norms_values or known.caps_scores)
+    return name in KNOWS_ALL_LAYERS or is_common
 
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
@@ -137,8 +138,8 @@ def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
         )
     if not knows_layers(name, context.spec.architecture):
         raise ConfigError(
-            f"executor: {name} does not run {context.spec.architecture} models, whose layers "
-            "normalise values; cpu does (--device cpu)",
+            f"executor: {name} does not run {context.spec.architecture} models, whose attention "
+            "has more than that of others; cpu and cuda do",
             field="executor",
         )
     if context.spec.recurrence is not None and context.swap_bytes:

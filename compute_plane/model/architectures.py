@@ -34,7 +34,8 @@ class Architecture:
     which are left out. `gates_attention`: what attention gives is multiplied by the sigmoid of a
     product of its own (in files its rows are behind each query head's). `norms_values`: value heads
     are normalised, without weights. `scales_layers`: what a layer gives is multiplied by a number
-    of its own. `is_in_gguf`: whether GGUF files know the name.
+    of its own. `caps_scores`: scores have a cap, and logits. `is_in_gguf`: whether GGUF files
+    know the name.
     """
 
     title: str
@@ -59,6 +60,7 @@ class Architecture:
     gates_attention: bool = False
     norms_values: bool = False
     scales_layers: bool = False
+    caps_scores: bool = False
     is_in_gguf: bool = True
 
 
@@ -95,6 +97,14 @@ ARCHITECTURES: Final = {
     ),
     "smollm3": Architecture("SmolLM3", turns_neighbours="in GGUF"),
     "granite": Architecture("Granite", turns_neighbours="in GGUF", has_multipliers=True),
+    "gemma2": Architecture(
+        "Gemma 2",
+        has_output_norms=True,
+        activation="gelu",
+        norms_begin_at_one=True,
+        exceeds_float16=True,
+        caps_scores=True,
+    ),
     "gemma3": Architecture(
         "Gemma 3",
         has_head_norms=True,

@@ -15,6 +15,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from compute_plane.model.caps import LOGITS_CAP, checked_cap
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.heads import Heads
 from compute_plane.model.multipliers import Multipliers, with_multipliers
@@ -25,7 +26,6 @@ from compute_plane.model.spec_faults import faults_of
 NEVER_TURNS = 1e30
 """What the frequency of a pair that does not turn is divided by, as GGUF files have it."""
 MAX_LAYER_INPUT_SIZE = 1 << 14
-LEAST_CAP, MOST_CAP = 1e-3, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,7 @@ def with_gemma4(path: Path, spec: ModelSpec, of: Gemma4) -> ModelSpec:
             path,
             f"inputs of layers must be 0 to {MAX_LAYER_INPUT_SIZE} wide, got {of.layer_input_size}",
         )
-    if of.logits_cap is not None and not LEAST_CAP <= of.logits_cap <= MOST_CAP:
-        raise ModelFileError(
-            path,
-            f"final_logit_softcapping must be {LEAST_CAP:g} to {MOST_CAP:g}, got {of.logits_cap}",
-        )
+    checked_cap(path, LOGITS_CAP, of.logits_cap)
     others = frozenset(range(spec.num_layers)) - of.local_layers
     sources = _kv_sources(path, spec.num_layers, of.num_sharing, of.local_layers)
     scaled = with_multipliers(path, spec, Multipliers(embedding=of.embedding_scale, attention=1.0))

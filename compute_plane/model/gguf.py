@@ -10,12 +10,12 @@ import numpy as np
 
 from compute_plane.model import layout, stored_names
 from compute_plane.model.architectures import ARCHITECTURES
+from compute_plane.model.caps import LOGITS_CAP, SCORES_CAP
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length, with_long_contexts
-from compute_plane.model.gguf_gemma import LOCAL_BASE, with_gemma
+from compute_plane.model.gguf_gemma import GEMMA2, LOCAL_BASE, with_gemma
 from compute_plane.model.gguf_gemma4 import (
     GEMMA4,
-    LOGITS_CAP,
     local_theta,
     sizes_of_gemma4,
     with_keys_of_gemma4,
@@ -60,7 +60,7 @@ SMOLLM3_INTERVAL = 4
 UNSUPPORTED_KEYS = (
     KEY_LENGTH,
     "attention.temperature_length",
-    "attn_logit_softcapping",
+    SCORES_CAP,
     LOGITS_CAP,
 )
 EMBEDDING_SCALE = "embedding_scale"
@@ -98,8 +98,8 @@ def read_gguf_spec(
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
             "Qwen3, Qwen3-VL, Qwen3-Next, Qwen3.5, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, "
-            "Seed-OSS, EXAONE 4, K-EXAONE, OLMo 2, OLMoE, MiniMax-M2, SmolLM3, Granite, Gemma 3, "
-            "Gemma 4, LFM2, DeepSeek, Nemotron-H, gpt-oss)",
+            "Seed-OSS, EXAONE 4, K-EXAONE, OLMo 2, OLMoE, MiniMax-M2, SmolLM3, Granite, Gemma 2, "
+            "Gemma 3, Gemma 4, LFM2, DeepSeek, Nemotron-H, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -190,7 +190,7 @@ def read_gguf_spec(
         theta = keys.number(prefix + LOCAL_BASE)
         theta = spec.rope_theta if theta is None else theta
         spec = turning_unscaled(spec, theta, frozenset(layers))
-    if architecture == GEMMA3:
+    if architecture in (GEMMA2, GEMMA3):
         spec = with_gemma(file.path, keys, prefix, spec, frozenset(layers))
     if sizes is not None:
         spec = with_keys_of_gemma4(file, keys, spec, sizes, scaling, layers)
@@ -369,8 +369,10 @@ def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:
     unsupported = [*UNSUPPORTED_KEYS, *(() if has_multipliers else MULTIPLIERS)]
     if architecture == DEEPSEEK2:
         unsupported.remove(KEY_LENGTH)
-    if architecture == GEMMA4:
+    if architecture == GEMMA4 or ARCHITECTURES[architecture].caps_scores:
         unsupported.remove(LOGITS_CAP)
+    if ARCHITECTURES[architecture].caps_scores:
+        unsupported.remove(SCORES_CAP)
     for key in (*(prefix + key for key in unsupported), "adapter.type"):
         if keys.has(key):
             raise UnsupportedModelError(file.path, f"{key} is not supported")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from compute_plane.model import layout, stored_names
+from compute_plane.model.caps import LOGITS_CAP
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.gemma4 import Gemma4, check_sharing, with_gemma4
 from compute_plane.model.gguf_gemma import LOCAL_BASE, LOCAL_THETA
@@ -30,7 +31,6 @@ KV_HEADS: Final = "attention.head_count_kv"
 MLP_WIDTHS: Final = "feed_forward_length"
 SHARING: Final = "attention.shared_kv_layers"
 INPUT_SIZE: Final = "embedding_length_per_layer_input"
-LOGITS_CAP: Final = "final_logit_softcapping"
 GLOBAL_THETA: Final = 1e6
 
 

@@ -14,12 +14,15 @@ from compute_plane.model.windows import layers_of_period
 SLIDING_WINDOW: Final = "attention.sliding_window"
 PATTERN: Final = "attention.sliding_window_pattern"
 PHI3: Final = "phi3."
+GEMMA2: Final = "gemma2."
 GEMMA3: Final = "gemma3."
 OLMO2: Final = "olmo2."
-PERIODS: Final = {GEMMA3: 6, "gpt-oss.": 2, "exaone4.": 4, "exaone-moe.": 4, OLMO2: 4}
+PERIODS: Final = {GEMMA2: 2, GEMMA3: 6, "gpt-oss.": 2, "exaone4.": 4, "exaone-moe.": 4, OLMO2: 4}
 """Of which the last layer has no window, in models whose files do not say it."""
 PHI3_WINDOW: Final = 2047
 """Of Phi-3 models of 4096 positions whose files were made before there was a key for it."""
+GEMMA2_WINDOW: Final = 4096
+"""Of files of Gemma 2 from before there was a key for it."""
 
 
 def read_windows(
@@ -34,6 +37,8 @@ def read_windows(
     window = keys.integer(prefix + SLIDING_WINDOW) or None
     if prefix == PHI3 and context_length == 4096 and not keys.has(prefix + SLIDING_WINDOW):
         window = PHI3_WINDOW
+    if prefix == GEMMA2 and not keys.has(prefix + SLIDING_WINDOW):
+        window = GEMMA2_WINDOW
     if prefix == GEMMA3 and window is None:
         return None, ()  # llama.cpp writes none where all layers are global ones
     if not keys.has(prefix + PATTERN):

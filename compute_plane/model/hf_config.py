@@ -16,6 +16,7 @@ from compute_plane.model.hf_lfm2 import lfm2_intermediate_size, refuse_other_lfm
 from compute_plane.model.hf_minimax import minimax_rotary_share, refuse_other_minimax
 from compute_plane.model.hf_model_types import (
     DEEPSEEK3,
+    GEMMA2,
     GEMMA3,
     GEMMA4,
     GLM4_MOE,
@@ -160,7 +161,7 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         spec = with_own_bases(config, spec)
     if model_type == OLMO3:
         spec = with_own_windows(config, spec, frozenset(with_window))
-    if model_type == GEMMA3:
+    if model_type in (GEMMA2, GEMMA3):
         spec = with_gemma(config, spec, frozenset(with_window))
     if model_type == GEMMA4:
         spec = with_config_of_gemma4(config, spec, with_window)

@@ -1,4 +1,4 @@
-"""What a Gemma 3 is beside other decoders, as its config.json has it."""
+"""What a Gemma 2 or 3 is beside other decoders, as its config.json has it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from compute_plane.model.caps import LOGITS_CAP, SCORES_CAP, checked_cap
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
+from compute_plane.model.hf_model_types import GEMMA2
 from compute_plane.model.hf_rope import of_layer_type, rope_scaling, rope_theta
 from compute_plane.model.hf_windows import SLIDING_ATTENTION
 from compute_plane.model.json_file import JsonObject
@@ -20,45 +22,62 @@ from compute_plane.model.spec_faults import faults_of
 LOCAL_THETA: Final = 10000.0
 QUERY_SCALAR: Final = 256
 """What a configuration means that says nothing of them."""
-SOFTCAPPING: Final = ("attn_logit_softcapping", "final_logit_softcapping")
+CAPS: Final = {SCORES_CAP: 50.0, LOGITS_CAP: 30.0}
+"""What a configuration of Gemma 2 means that says nothing of them."""
 
 
 def with_gemma(config: JsonObject, spec: ModelSpec, local_layers: frozenset[int]) -> ModelSpec:
-    """Return the spec of a Gemma 3; `spec`: as other decoders', of its global layers.
+    """Return the spec of a Gemma 2 or 3; `spec`: as other decoders', of its global layers.
 
     Rows of the embedding are multiplied by √hidden, rounded as transformers rounds it, to the type
-    that the configuration names. Scores are multiplied by 1/√query_pre_attn_scalar. `local_layers`:
-    those with windows, which have a base of their own. Raises ModelFileError,
-    UnsupportedModelError. Numbers that no model has are left as they are: they are refused with the
-    others.
+    that the configuration names. Scores are multiplied by 1/√query_pre_attn_scalar; they and logits
+    have caps in Gemma 2. `local_layers`: those with windows, which have a base of their own in
+    Gemma 3. Raises ModelFileError, UnsupportedModelError. Numbers that no model has are left as
+    they are: they are refused with the others.
     """
     if faults_of(spec):
         return spec
-    for key in SOFTCAPPING:
-        if config.raw(key) is not None:
-            raise UnsupportedModelError(config.path, f"{key} is not supported")
     if config.boolean("use_bidirectional_attention"):
         raise UnsupportedModelError(
             config.path, "use_bidirectional_attention = true is not supported"
         )
-    scalar = config.number("query_pre_attn_scalar", QUERY_SCALAR)
-    if scalar <= 0:
-        raise ModelFileError(
-            config.path, f"query_pre_attn_scalar must be greater than 0, got {scalar}"
-        )
+    spec = with_multipliers(config.path, spec, _multipliers(config, spec))
+    if spec.architecture == GEMMA2:
+        return _with_caps(config, spec)
+    for key in CAPS:  # no model has one, and transformers leaves that of scores out
+        if config.raw(key) is not None:
+            raise UnsupportedModelError(config.path, f"{key} is not supported")
     local = of_layer_type(config, SLIDING_ATTENTION)
     if rope_scaling(local, spec.context_length) is not None:
         raise UnsupportedModelError(
             config.path, "RoPE scaling of layers with windows is not supported"
         )
-    multipliers = Multipliers(
-        embedding=embedding_scale(config, spec.hidden_size), attention=scalar**-0.5
-    )
     return dataclasses.replace(
-        with_multipliers(config.path, spec, multipliers),
+        spec,
         local_rope_theta=rope_theta(local, LOCAL_THETA),
         layers_with_local_rope=local_layers,
     )
+
+
+def _multipliers(config: JsonObject, spec: ModelSpec) -> Multipliers:
+    scalar = config.number("query_pre_attn_scalar", QUERY_SCALAR)
+    if scalar <= 0:
+        raise ModelFileError(
+            config.path, f"query_pre_attn_scalar must be greater than 0, got {scalar}"
+        )
+    return Multipliers(embedding=embedding_scale(config, spec.hidden_size), attention=scalar**-0.5)
+
+
+def _with_caps(config: JsonObject, spec: ModelSpec) -> ModelSpec:
+    """Return the spec with the caps that a configuration has; null: none."""
+
+    def cap(key: str) -> float | None:
+        if not config.has(key):
+            return CAPS[key]
+        given = None if config.raw(key) is None else config.number(key)
+        return checked_cap(config.path, key, given)
+
+    return dataclasses.replace(spec, scores_cap=cap(SCORES_CAP), logits_cap=cap(LOGITS_CAP))
 
 
 def embedding_scale(config: JsonObject, hidden_size: int) -> float:

@@ -35,6 +35,7 @@ GRANITE = "granite"
 GRANITE4 = "granitemoehybrid"
 GRANITE_MOE = "granitemoe"
 GRANITE_SWA = "granite_swa"
+GEMMA2 = "gemma2"
 GEMMA3 = "gemma3_text"
 GEMMA4 = "gemma4_text"
 GPT_OSS = "gpt_oss"
@@ -114,6 +115,14 @@ MODEL_TYPES: Final = {
     OLMO3: ModelType("olmo2", "Olmo3ForCausalLM", rope_theta=500000.0, rms_norm_eps=1e-5),
     SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
     GRANITE: ModelType("granite", "GraniteForCausalLM"),
+    GEMMA2: ModelType(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        num_kv_heads=4,
+        head_dim=256,
+        ties=True,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+    ),
     GEMMA3: ModelType(
         "gemma3",
         "Gemma3ForCausalLM",

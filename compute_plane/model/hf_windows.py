@@ -10,6 +10,7 @@ from compute_plane.model.hf_model_types import (
     DOTS1,
     EXAONE4,
     EXAONE_MOE,
+    GEMMA2,
     GEMMA3,
     GEMMA4,
     GPT_OSS,
@@ -43,6 +44,7 @@ WINDOWS: Final = {
     QWEN3_MOE: 4096,
     DOTS1: 4096,
     SMOLLM3: None,
+    GEMMA2: 4096,
     GEMMA3: 4096,
     GEMMA4: 512,
     EXAONE4: 4096,
@@ -52,7 +54,7 @@ WINDOWS: Final = {
     GRANITE_SWA: 128,
 }
 """Model types that may have windows, and how long they are that do not say it; None: none."""
-PERIODS: Final = {GEMMA3: 6, GEMMA4: 6, EXAONE4: 4, EXAONE_MOE: 4, OLMO3: 4, GPT_OSS: 2}
+PERIODS: Final = {GEMMA2: 2, GEMMA3: 6, GEMMA4: 6, EXAONE4: 4, EXAONE_MOE: 4, OLMO3: 4, GPT_OSS: 2}
 """Of so many layers the last one has no window, where nothing is said."""
 GRANITE_PERIOD: Final = 4
 MAX_WINDOW_LAYERS: Final = {QWEN2: 28, QWEN2_MOE: 28, QWEN3: 28, DOTS1: 62}
@@ -77,7 +79,7 @@ def read_windows(
     window = _window(config, WINDOWS[model_type])
     if model_type in IN_ALL_LAYERS:
         return window, range(num_layers)
-    if model_type in (GEMMA3, GEMMA4, EXAONE4, EXAONE_MOE, OLMO3):
+    if model_type in (GEMMA2, GEMMA3, GEMMA4, EXAONE4, EXAONE_MOE, OLMO3):
         layers = _layers_of_pattern(config, PERIODS[model_type], num_layers)
         if model_type == GEMMA4:  # whose last layer sees all, whatever is said
             layers = [layer for layer in layers if layer != num_layers - 1]

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.model.heads import Heads
 from compute_plane.model.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
@@ -23,6 +24,17 @@ def local_rope(spec: ModelSpec) -> ModelSpec:
     """Return the spec with the base of its layers with local rotary positions, for those alone."""
     theta = spec.rope_theta if spec.local_rope_theta is None else spec.local_rope_theta
     return dataclasses.replace(spec, rope_theta=theta, rope_scaling=None)
+
+
+def of_heads(spec: ModelSpec, heads: Heads) -> ModelSpec:
+    """Return the spec as if all layers had these heads."""
+    return dataclasses.replace(
+        spec,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        global_heads=None,
+    )
 
 
 def inverse_frequencies(spec: ModelSpec) -> Float32Array:

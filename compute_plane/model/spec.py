@@ -132,6 +132,7 @@ class ModelSpec:
     `late_mlp_size`: width of the one MLP of layers that attend to an earlier layer's; None: as the
     others'. `layer_input_size`: how much of a second embedding each layer reads of a token; 0:
     there is none. `logits_cap`: c of logits that are c · tanh(x / c); None: they are x.
+    `scores_cap`: that of scores, scaled; likewise.
     `latents`: what tokens leave in place of keys and values. Then there is one kv head, whose keys
     are the latents and what turns beside them, `head_dim` elements, and whose values are latents.
     """
@@ -177,6 +178,7 @@ class ModelSpec:
     late_mlp_size: int | None = None
     layer_input_size: int = 0
     logits_cap: float | None = None
+    scores_cap: float | None = None
 
     @property
     def heads(self) -> Heads:

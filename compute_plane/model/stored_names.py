@@ -67,6 +67,7 @@ DIRECTORY_NAMES: Mapping[str, Mapping[str, str]] = {
         ATTN_OUTPUT_NORM: "post_self_attn_layernorm",
         MLP_OUTPUT_NORM: "post_mlp_layernorm",
     },
+    "gemma2": _OF_GEMMA,
     "gemma3": _OF_GEMMA,
     "gemma4": _OF_GEMMA,
     "exaone4": _NORMS_BEHIND,

@@ -196,7 +196,7 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
                     weights(
                         memory + SCORES_AT + r * SCORE_ROW_BYTES, positions, sees_all,
                         block + r * STATE_BYTES, block_out + 4 * r * width, width, places,
-                        memory + weights_at + r * weight_bytes,
+                        memory + weights_at + r * weight_bytes, word(record, Attention.CAP),
                     )  # fmt: skip
                 values(count, memory + weights_at, places, width, block_out, block, least == most)
             if is_folded and ((current + 1) % SEGMENT == 0 or current + 1 == end_super):

@@ -6,7 +6,7 @@ compiled code:
     begin(rows)                                                             before an item
     prepare(places, first, limit, key_dim, value_dim, memory)               once a super-block
     scores(rows, queries, stride, places, key_dim, out)                     once a row block
-    weights(scores, positions, sees_all, state, out, dim, places, weights)  once a row
+    weights(scores, positions, sees_all, state, out, dim, places, weights, cap)    once a row
     values(rows, weights, places, dim, out, states, is_same)                once a row block
     end()                                                                   after an item
 

@@ -6,10 +6,14 @@ V. Scores come in powers of 2. (Milakov and Gimelshein 2018, online softmax.)
 m is a reference, not a result: it is raised only when a score exceeds it by more than RAISE_ABOVE,
 so most super-blocks rescale nothing, and no weight exceeds 2^8. Whether it is raised is decided
 once a super-block, from the row's own scores.
+
+Scores may have a cap c (Gemma 2): they become c · tanh(x / c) = c − 2 · c / (1 + e^(2 · x / c)).
+What is lost near 0 is a unit in the last place of c.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -50,20 +54,20 @@ RAISE_ABOVE: Final = 8.0
 
 
 def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return void(scores, positions, sees_all, state, out, dim, places, weights), for one row.
+    """Return void(scores, positions, sees_all, state, out, dim, places, weights, cap), for one row.
 
     scores: float32 [64], in powers of 2. positions: int32 [64] of the super-block's tokens;
     sees_all: whether the row sees all of them, and not those from its FIRST to below its LIMIT.
     state: the row's (`STATE_BYTES` in `kernels.cpu.attention_lowerings`). out: float32 [D'], the
     results so far. weights: [64], float32, or bfloat16 where `to_pairs`; 0 for tokens the row does
-    not see. `scaled`: pools of eight bits; scores are multiplied by K's scales, and weights, but
-    not their sum, by V's.
+    not see. cap: the bits of a float32, that of the scores; 0: they have none. `scaled`: pools of
+    eight bits; scores are multiplied by K's scales, and weights, but not their sum, by V's.
     """
     coefficients = SHORT_POWER_COEFFICIENTS if to_pairs else POWER_COEFFICIENTS
 
     def emit(
         builder: Builder, scores: Value, positions: Value, sees_all: Value, state: Value,
-        out: Value, dim: Value, places: Value, weights: Value,
+        out: Value, dim: Value, places: Value, weights: Value, cap: Value,
     ) -> None:  # fmt: skip
         def masks() -> list[Value]:
             limit, first = (load(builder, offset(builder, state, at), I64, 8) for at in (8, 16))
@@ -85,9 +89,14 @@ def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba
                 x = load(builder, at, F32X, VECTOR_BYTES)
                 if scaled:
                     x = builder.fmul(x, _scales(builder, places, Place.KEY_SCALES, j))
-                if seen is not None:
-                    x = builder.select(seen[j], x, constant(F32X, float("-inf")))
                 lanes.append(x)
+            lanes = _capped(builder, lanes, cap)
+            if seen is not None:
+                below = constant(F32X, float("-inf"))
+                lanes = [
+                    builder.select(is_seen, x, below)
+                    for is_seen, x in zip(seen, lanes, strict=True)
+                ]
             top = _raise_maximum(builder, lanes, state, out, dim, coefficients)
             sums_at = offset(builder, state, VECTOR_BYTES)
             sums = load(builder, sums_at, F32X, VECTOR_BYTES)
@@ -114,7 +123,38 @@ def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba
                 body(masks())
 
     emit.__name__ = f"row_weights_{to_pairs}_{scaled}".lower()
-    return emitted(types.void, *[types.int64] * 8)(emit)
+    return emitted(types.void, *[types.int64] * 9)(emit)
+
+
+def _capped(builder: Builder, lanes: Sequence[Value], cap: Value) -> list[Value]:
+    """Return scores with their cap, where there is one. A NaN stays one.
+
+    However weights are rounded: what is lost of a power here is lost of the cap.
+    """
+    without = builder.block
+    with builder.if_then(builder.icmp_signed("!=", cap, i64(0)), likely=False):
+        bits = builder.bitcast(builder.trunc(cap, I32), F32)
+        caps, twice = (broadcast(builder, x) for x in (bits, builder.fadd(bits, bits)))
+        slopes = broadcast(builder, builder.fdiv(ir.Constant(F32, 2 * math.log2(math.e)), bits))
+        highest, one = constant(F32X, HIGHEST_POWER), constant(F32X, 1.0)
+
+        def capped(x: Value) -> Value:
+            # Scores are powers of 2, and so is their cap: their ratio is that of powers of e.
+            exponent = builder.fmul(x, slopes)
+            is_high = builder.fcmp_ordered(">", exponent, highest)
+            exponent = builder.select(is_high, highest, exponent)
+            power = power_of_two(builder, exponent)
+            return builder.fsub(caps, builder.fdiv(twice, builder.fadd(power, one)))
+
+        values = [capped(x) for x in lanes]
+        inside = builder.block
+    found = []
+    for x, value in zip(lanes, values, strict=True):
+        phi = builder.phi(F32X)
+        phi.add_incoming(x, without)
+        phi.add_incoming(value, inside)
+        found.append(phi)
+    return found
 
 
 def _raise_maximum(

@@ -256,6 +256,8 @@ class Attention(IntEnum):
     the same."""
     QUERIES_FIRST_WORD = 16
     """The header word with the piece's first row of QUERIES: FIRST_TOKEN, or ZERO."""
+    CAP = 17
+    """Bits of a float32, in powers of 2: c of scores that are c · tanh(x / c); 0: they are x."""
 
 
 class Item(IntEnum):

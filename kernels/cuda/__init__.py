@@ -8,9 +8,15 @@
     attention_prefill  the same for prompts: ragged, causal, over cached blocks
                        (attention_prefill_tensor, _layout, _pool, _window and _float32,
                        attention_tiles)
+    attention_wide     both with heads of 512 elements (attention_wide_tensor,
+                       attention_shared_tile, _layout, _results, _float32 and
+                       _float32_tile)
+    latent_attention   both over latents (latent_attention_tensor, _layout, and the shared ones)
     quantized_kv       a pool of eight bits a number
-    rope_write_kv      rotation of queries and keys, keys and values into the pool
+    rope_write_kv      rotation of queries and keys, keys and values into the pool (head_norms,
+                       head_scales)
     rms_norm, gate_mul, relu2, embedding, copy_blocks
+    gate_apart         a gate whose other half lies elsewhere
     short_convolution  what a Gated DeltaNet layer makes of a token before its state (step_sizes)
     delta_rule         tokens through the states of their rows (delta_rule_columns,
                        delta_rule_stages; recurrent_states: where those lie)
@@ -22,6 +28,7 @@
     selective_scan     tokens through that (delta_rule_columns, delta_rule_stages)
     gated_row_norm     what comes out of its heads, gated and normalised together
     gate_attended      what attention gave, gated
+    cap_logits         logits that stay below a cap
     adjust_logits      logit bias and penalties
     sampling           the token of each sample (largest_logits, sampling_weights,
                        sampling_shortlist, weight_search, exact_exponential, philox)

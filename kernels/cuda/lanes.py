@@ -1,4 +1,4 @@
-"""Which lane of which warp a thread is, and what the lanes of a warp add up to."""
+"""Which lane of which warp a thread is, what the lanes of a warp add up to, and their largest."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def warp_sum(value: Scalar) -> Scalar:
     """Return the sum of all lanes' values, the same in all of them: a butterfly, halves first."""
     for step in range(5):
         value += cuda.shfl_xor_sync(FULL_WARP, value, 16 >> step)
+    return value
+
+
+@cuda.jit(device=True, inline="always")
+def warp_max(value: Scalar) -> Scalar:
+    """Return the largest of all lanes' values, the same in all of them."""
+    for step in range(5):
+        value = max(value, cuda.shfl_xor_sync(FULL_WARP, value, 16 >> step))
     return value
 
 

@@ -16,11 +16,14 @@ counted in elements:
 This file is the face; what does the work:
 
     latent_attention_tensor     16-bit floats, tensor cores: the kernels
-    latent_attention_tile       what these make of a tile of tokens
-    latent_attention_float32    float32, ordinary cores
-    latent_attention_layout     heads as rows of a matrix, blocks of threads, where sums lie
-    latent_attention_results    results of chunks, and what is written
+    latent_attention_layout     what there is
+    attention_shared_tile       what those kernels make of a tile of tokens
+    attention_shared_float32    float32, ordinary cores (attention_shared_float32_tile)
+    attention_shared_layout     heads as rows of a matrix, blocks of threads, where sums lie
+    attention_shared_results    results of chunks, and what is written
     attention_chunks, _partials, _merge, _tiles    as in the other attention
+
+Those of `attention_` serve `attention_wide` as well.
 
 Softmax is online (Milakov and Gimelshein 2018), everything is accumulated in float32.
 
@@ -92,11 +95,11 @@ from kernels.cuda.attention_chunks import (
     plan_tail,
 )
 from kernels.cuda.attention_decode import DecodePlan
-from kernels.cuda.latent_attention_float32 import (
-    AT_ONCE,
+from kernels.cuda.attention_shared_float32 import (
     make_float32_latent_decode,
     make_float32_latent_prefill,
 )
+from kernels.cuda.attention_shared_float32_tile import AT_ONCE
 from kernels.cuda.latent_attention_layout import PLACES, LatentAttentionVariant
 from kernels.cuda.latent_attention_tensor import (
     make_tensor_latent_decode,

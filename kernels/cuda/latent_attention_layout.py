@@ -1,63 +1,29 @@
-"""How query heads of attention over latents become blocks of threads, and sums lie in threads.
+"""What attention over latents is written for, and the compile-time parameters of both kinds.
 
-All H heads of a token read the same rows, so heads stand beside each other as the rows of a matrix,
-and where there are few of them, heads of several tokens. A block of threads has so many *places*: a
-tile of 16 on tensor cores in decode, two for prompts; in float32 one of each warp. A *unit* is what
-fills them:
-
-    H = 20     token t     places 0 … 15 │ 16 … 19, 12 empty       two units of 16 for a token
-    H = 4      tokens t … t + 3          │ 0 … 15                  one unit for four tokens
-
-Place p of a tile of tokens is head p % H of its token p // H, counted from the tile's first token.
-Decode has one token of a row, so a tile of tokens is one there.
-
-The four warps of a block have all places and share out what is summed (16 bits), or have a place
-each (float32). Either way a thread holds rows of four numbers, `sums[n, 0 … 3]`, for each tile of
-places, and these are of `slots` places:
-
-    16 bits    warp w has R/4 elements of 16 places         lane (i, q) of them, row n
-               columns  R/4 · w + 8n + 2q, + 1              0, 1 of place i     2, 3 of place i + 8
-    float32    warp w has place w                           lane l, row n
-               columns  128n + 4l … + 3                     0 … 3 of the place
-
-With i = lane // 4 and q = lane % 4, as in `instructions.tiles`.
+All H heads of a token read the same rows: `attention_shared_layout` says how they become blocks of
+threads, and how sums lie.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar, Final
 
-from numba import cuda, int32
-
-from kernels.cuda.attention_partials import THREADS, PartialLayout
+from kernels.cuda.attention_shared_layout import SharedTileVariant
 from kernels.cuda.attention_variant import BLOCK_SIZES
-from kernels.cuda.variant import (
-    STORAGE_TYPES,
-    DeviceFunction,
-    Scalar,
-    Scalars,
-    require_between,
-    require_one_of,
-)
+from kernels.cuda.variant import STORAGE_TYPES, require_between, require_one_of
 
 RANKS: Final = (256, 512)
 """Elements of a latent."""
 TURNING: Final = (32, 64)
 """Elements of a row that are rotated."""
 MAX_HEADS: Final = 128
-WARPS: Final = THREADS // 32
-VECTOR: Final = 4
-"""Words of a vector of 16 bytes."""
-TENSOR_PLACES: Final = 16
-"""Rows of a tensor core's tile."""
 PLACES: Final = ("float32", *4 * ("int64",))
 """What parameters end with: scale_log2e, query_stride, table_width, block_stride, layer_offset."""
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttentionVariant:
+class LatentAttentionVariant(SharedTileVariant):
     """The compile-time parameters of a kernel; decode and prompts have a class each.
 
     `dtype` of queries, out and the pool. `num_heads` H; `rank` R; `turning` P; `block_size` B.
@@ -69,8 +35,7 @@ class LatentAttentionVariant:
     """
 
     OPERATION: ClassVar[str]  # how names of machine code begin
-    ROW_TILES: ClassVar[int]  # of 16 places, that a warp of the tensor cores' kernel has
-    UNITS_ARE_SECOND: ClassVar[bool]  # of the grid's axes; else the first
+    HAS_KV_HEADS: ClassVar[bool] = False
 
     dtype: str
     num_heads: int
@@ -92,11 +57,6 @@ class LatentAttentionVariant:
         return f"{self.OPERATION}_{self.dtype}_{shape}"
 
     @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return THREADS
-
-    @property
     def tensors(self) -> tuple[str, ...]:
         """Types of the pointers that parameters begin with.
 
@@ -106,9 +66,9 @@ class LatentAttentionVariant:
         return (element, element, element, "int32*", "int32*")
 
     @property
-    def is_float32(self) -> bool:
-        """Whether it runs on ordinary cores."""
-        return self.dtype == "float32"
+    def heads(self) -> int:
+        """All of them."""
+        return self.num_heads
 
     @property
     def row_elements(self) -> int:
@@ -116,64 +76,11 @@ class LatentAttentionVariant:
         return self.rank + self.turning
 
     @property
-    def places(self) -> int:
-        """Of a block of threads."""
-        return WARPS if self.is_float32 else TENSOR_PLACES * self.ROW_TILES
+    def sum_elements(self) -> int:
+        """Elements of a row that are summed."""
+        return self.rank
 
     @property
     def units(self) -> int:
         """Of a tile of tokens."""
-        return -(-self.num_heads // self.places)
-
-    @property
-    def tile_tokens(self) -> int:
-        """Query tokens that a block of threads has together, of a prompt."""
-        return max(1, self.places // self.num_heads)
-
-    @property
-    def slots(self) -> int:
-        """Places that a thread has sums of: on tensor cores lane // 4, + 8, + 16, + 24."""
-        return 1 if self.is_float32 else 2 * self.ROW_TILES
-
-    @property
-    def columns(self) -> int:
-        """Rows of four numbers that a thread's sums of one tile of places are."""
-        return self.rank // (32 * VECTOR) if self.is_float32 else self.rank // 32
-
-    @property
-    def layout(self) -> PartialLayout:
-        """How results lie in a block, for `attention_merge`: the places of a thread in order."""
-        return _layout(self.units, self.places, 4 * self.columns, self.slots)
-
-
-@cache  # plans of launches ask for its numbers
-def _layout(units: int, places: int, entries: int, slots: int) -> PartialLayout:
-    # Warps have nothing to merge among themselves, and what would say how is not asked.
-    return PartialLayout(
-        parts=units,
-        heads=places,
-        entries=entries,
-        slots=slots,
-        heads_of_slot=1,
-        width=VECTOR,
-        are_beside=False,
-        find=None,
-        place=None,
-    )
-
-
-def make_find_place(variant: LatentAttentionVariant) -> DeviceFunction:
-    """Return what says which query a place is, in a kernel.
-
-    find_place(place, num_tokens) gives the token, counted from the tile's first, its head, and
-    whether there is such a place in a tile of so many tokens. If not, it is the last there is.
-    """
-    heads = variant.num_heads
-
-    @cuda.jit(device=True, inline="always")
-    def find_place(place: Scalar, num_tokens: Scalar) -> Scalars:
-        num_places = int32(num_tokens * heads)
-        found = min(int32(place), int32(num_places - 1))
-        return found // heads, found % heads, place < num_places
-
-    return find_place
+        return self.parts

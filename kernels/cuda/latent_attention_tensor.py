@@ -1,7 +1,7 @@
 """Attention over latents for 16-bit floats, on tensor cores: what decode and prompts run.
 
-A block of four warps takes one unit of query heads (`latent_attention_layout`) through the tiles of
-16 tokens of a row, all warps through the same ones; `latent_attention_tile` draws what they make of
+A block of four warps takes one unit of query heads (`attention_shared_layout`) through the tiles of
+16 tokens of a row, all warps through the same ones; `attention_shared_tile` draws what they make of
 one. Two stages of shared memory hold a tile each, and copies run one tile ahead:
 
     stage 0   copy 0 │ compute 0     │ copy 2        │ compute 2     │
@@ -22,7 +22,7 @@ have twice the places, in the registers that decode needs for what chunks merge 
 What masks and addresses are made of is made again where it is needed.
 
 Where the chunks of a row are split over blocks of threads, the last one merges them with the memory
-of the stages (`latent_attention_results`): the barrier before the ticket says that all have left
+of the stages (`attention_shared_results`): the barrier before the ticket says that all have left
 the last tile.
 """
 
@@ -35,28 +35,30 @@ from numba import cuda, float32, int32, int64, uint32
 from kernels.cuda.attention_chunks import TILE_TOKENS, least_chunk_tiles, make_cut_row
 from kernels.cuda.attention_merge import make_merge_chunks
 from kernels.cuda.attention_partials import part_of_block
+from kernels.cuda.attention_shared_layout import make_find_place
+from kernels.cuda.attention_shared_results import make_shared_results
+from kernels.cuda.attention_shared_tile import PART_WORDS, STAGES, make_shared_tile
 from kernels.cuda.attention_tiles import find_tile
 from kernels.cuda.instructions.addresses import multiply_add_wide
 from kernels.cuda.instructions.async_copies import wait_for_copies
 from kernels.cuda.instructions.early_launch import fetch_ahead, let_next_begin, wait_for_previous
 from kernels.cuda.lanes import lane_and_warp
-from kernels.cuda.latent_attention_layout import LatentAttentionVariant, make_find_place
-from kernels.cuda.latent_attention_results import make_latent_results
-from kernels.cuda.latent_attention_tile import PART_WORDS, STAGES, make_latent_tile
+from kernels.cuda.latent_attention_layout import LatentAttentionVariant
 from kernels.cuda.variant import Pointer, Scalar
 
 
 def make_tensor_latent_decode(variant: LatentAttentionVariant) -> Callable[..., None]:
     """Return the kernel of decode for 16-bit floats; arguments as in `LatentDecodeVariant`."""
-    num_heads, block_size, places = variant.num_heads, variant.block_size, variant.places
+    num_heads, block_size, places = variant.num_heads, variant.block_size, variant.block_places
     row_elements = variant.row_elements
     tile_bytes = uint32(2 * TILE_TOKENS * row_elements)
     cut_row = make_cut_row(least_chunk_tiles(None), has_window=False)
     find_place = make_find_place(variant)
-    tile_ = make_latent_tile(variant)
+    tile_ = make_shared_tile(variant)
     start_copies, load_query, clear_sums = tile_.start_copies, tile_.load_query, tile_.clear
-    add_scores, add_latents = tile_.add_scores, tile_.add_latents
-    results = make_latent_results(variant)
+    add_scores = tile_.add_scores
+    make_weights, add_weighted = tile_.make_weights, tile_.add_weighted
+    results = make_shared_results(variant)
     clear, add_chunk = results.clear, results.add_chunk
     take_merged, write_out = results.take_merged, results.write_out
     merge_chunks = make_merge_chunks(variant.layout)
@@ -143,10 +145,10 @@ def make_tensor_latent_decode(variant: LatentAttentionVariant) -> Callable[..., 
                     )  # fmt: skip
                 add_scores(parts, scores, words, fragments, tiles, stage, lane, warp)
                 cuda.syncthreads()
-                add_latents(
-                    sums, peak, scores, words, weights, parts, tiles, stage, tile, seq_len,
-                    scale_log2e, lane, warp,
-                )  # fmt: skip
+                make_weights(
+                    sums, peak, scores, words, weights, parts, tile, seq_len, scale_log2e, lane
+                )
+                add_weighted(sums, words, weights, tiles, stage, lane, warp)
                 stage = int32(stage ^ 1)
                 tile = int32(tile + 1)
             tile = int32(next_chunk * chunk_tiles)
@@ -178,13 +180,14 @@ def make_tensor_latent_decode(variant: LatentAttentionVariant) -> Callable[..., 
 
 def make_tensor_latent_prefill(variant: LatentAttentionVariant) -> Callable[..., None]:
     """Return the kernel of prompts for 16-bit floats; arguments as in `LatentPrefillVariant`."""
-    num_heads, block_size, places = variant.num_heads, variant.block_size, variant.places
+    num_heads, block_size, places = variant.num_heads, variant.block_size, variant.block_places
     row_elements, most_tokens = variant.row_elements, variant.tile_tokens
     find_place = make_find_place(variant)
-    tile_ = make_latent_tile(variant)
+    tile_ = make_shared_tile(variant)
     start_copies, load_query, clear_sums = tile_.start_copies, tile_.load_query, tile_.clear
-    add_scores, add_latents = tile_.add_scores, tile_.add_latents
-    write_out = make_latent_results(variant).write_out
+    add_scores = tile_.add_scores
+    make_weights, add_weighted = tile_.make_weights, tile_.add_weighted
+    write_out = make_shared_results(variant).write_out
     tiles_shape, queries_shape = STAGES * tile_.stage_words, (tile_.query_rows, 4)
     row_tiles, rows, sum_rows = variant.ROW_TILES, variant.slots, tile_.sum_rows
     parts_shape, sums_shape = row_tiles * PART_WORDS, (row_tiles * sum_rows, 4)
@@ -257,10 +260,8 @@ def make_tensor_latent_prefill(variant: LatentAttentionVariant) -> Callable[...,
                 )  # fmt: skip
             add_scores(parts, scores, words, fragments, tiles, stage, lane, warp)
             cuda.syncthreads()
-            add_latents(
-                sums, peak, scores, words, weights, parts, tiles, stage, tile, seen, scale_log2e,
-                lane, warp,
-            )  # fmt: skip
+            make_weights(sums, peak, scores, words, weights, parts, tile, seen, scale_log2e, lane)
+            add_weighted(sums, words, weights, tiles, stage, lane, warp)
 
         # Everything about the tile is asked again: there is no register to keep it in.
         row, first_token = int64(tile_rows[cuda.blockIdx.x]), tile_tokens[cuda.blockIdx.x]

@@ -15,7 +15,8 @@ are summed in their order, and nothing is rounded before the residual is added.
 
 Some architectures normalise what is added (`norms_added`; Gemma 3): x[t] becomes
 x[t] · added_weight / √(mean(x[t]²) + eps), in float32, before it is. Weights that are more than 1
-as they are stored, and would lose that in 16 bits, are float32 (`has_float32_weights`).
+as they are stored, and would lose that in 16 bits, are float32 (`has_float32_weights`). Where a
+layer's sum is multiplied by a number (`scales_sums`; Gemma 4), so it is before it is rounded.
 
 The weights, which the layer's other weights have driven out of the second cache, are asked for at
 once, before the launch ahead has ended where this one begins early, and read with the row: behind
@@ -68,7 +69,8 @@ class RmsNormVariant:
     `adds_residual` false leaves the addition out (the first layer): `x` is normalised.
     `num_parts`: of `x`, where it is added; 0: it is one of the tensors, of their dtype.
     `norms_added`: `x` is normalised before it is added. `has_float32_weights`: the weights have
-    not the tensors' dtype. Raises UnsupportedVariantError for what the kernel is not written for.
+    not the tensors' dtype. `scales_sums`: what becomes of the residual is multiplied by a factor.
+    Raises UnsupportedVariantError for what the kernel is not written for.
     """
 
     dtype: str
@@ -77,12 +79,13 @@ class RmsNormVariant:
     num_parts: int = 0
     norms_added: bool = False
     has_float32_weights: bool = False
+    scales_sums: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("dtype", STORAGE_TYPES, self.dtype)
         if self.num_parts:
             require_one_of("num_parts", PARTS if self.adds_residual else (), self.num_parts)
-        if self.norms_added:
+        if self.norms_added or self.scales_sums:
             require_one_of("adds_residual", (True,), self.adds_residual)
         length = VECTOR_LENGTHS[self.dtype]
         require_multiple("hidden_size", length, self.hidden_size, MAX_HIDDEN_SIZE)
@@ -90,7 +93,8 @@ class RmsNormVariant:
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        added = f"{'_normed' * self.norms_added}{self.num_parts or ''}"
+        added = "_normed" * self.norms_added + "_scaled" * self.scales_sums
+        added += f"{self.num_parts or ''}"
         suffix = f"_add{added}" if self.adds_residual else ""
         weights = "_float32_weights" * self.has_float32_weights
         return f"rms_norm{suffix}_{self.dtype}_e{self.hidden_size}{weights}"
@@ -116,7 +120,7 @@ class RmsNormVariant:
         element = STORAGE_TYPES[self.dtype] + "*"
         x = "float32*" if self.num_parts else element
         weight = STORAGE_TYPES[self.weight_dtype] + "*"
-        return (element, element, x, weight, weight, "float32", element, *ARGUMENTS)
+        return (element, element, x, weight, weight, "float32", "float32", element, *ARGUMENTS)
 
     @property
     def expectation(self) -> Expectation:
@@ -153,17 +157,12 @@ def variants(*, every: bool) -> list[RmsNormVariant]:
                 for size in sizes
                 for parts in PARTS
             ]
+            + [one for size in (640, 1152, 2560, 3840, 5376) for one in _of_outputs(size, True)]
+            + [one for size in (1536, 2560, 2816, 5376) for one in _of_outputs(size, False)]
             + [
-                RmsNormVariant(dtype, size, adds_residual, num_parts, norms_added, True)
+                RmsNormVariant(dtype, 256, adds, norms_added=adds, scales_sums=adds)
                 for dtype in STORAGE_TYPES
-                for size in (640, 1152, 2560, 3840, 5376)
-                for adds_residual, num_parts, norms_added in (
-                    (False, 0, False),
-                    *(
-                        (True, parts, True)
-                        for parts in ((0,) if dtype == "float32" else (0, *PARTS))
-                    ),
-                )
+                for adds in (False, True)
             ]
         )
     return [
@@ -172,6 +171,18 @@ def variants(*, every: bool) -> list[RmsNormVariant]:
         RmsNormVariant("float32", 4096),
         RmsNormVariant("bfloat16", 4096, num_parts=PARTS[-1]),
         RmsNormVariant("bfloat16", 1152, True, 0, True, True),
+        RmsNormVariant("bfloat16", 1536, norms_added=True, scales_sums=True),
+    ]
+
+
+def _of_outputs(size: int, has_float32_weights: bool) -> list[RmsNormVariant]:
+    """Return those of models that normalise what they add: Gemma 3's, or Gemma 4's that scale."""
+    return [
+        RmsNormVariant(dtype, size, adds, parts, adds, has_float32_weights, scales)
+        for dtype in STORAGE_TYPES
+        for adds, scales in ((False, False), (True, False), (True, True))
+        for parts in ((0, *PARTS) if adds and dtype != "float32" else (0,))
+        if not (scales and has_float32_weights)
     ]
 
 
@@ -187,7 +198,7 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
     weight_length = VECTOR_LENGTHS[variant.weight_dtype]
     pieces = length // weight_length  # of the weights of a vector
     weight_bytes = 16 * num_vectors * pieces
-    norms_added = variant.norms_added
+    norms_added, scales_sums = variant.norms_added, variant.scales_sums
     weights_shape = (rounds * pieces, weight_length)
     other_rounds = rounds if norms_added else 1  # kept while x is normalised
     num_parts, part_length = variant.num_parts, VECTOR_LENGTHS["float32"]
@@ -217,11 +228,20 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
 
     @cuda.jit(device=True, inline="always")
     def add(
-        values: Local, r: Scalar, residual: Pointer, others: Local, o: Scalar, at: Scalar
+        values: Local,
+        r: Scalar,
+        residual: Pointer,
+        others: Local,
+        o: Scalar,
+        at: Scalar,
+        sums_factor: Scalar,
     ) -> None:
         """Add what was there, others[o], to values[r], and put the rounded sum there."""
         for i in range(length):
-            values[r, i] = to_float32(from_float32(values[r, i] + others[o, i]))
+            total = values[r, i] + others[o, i]
+            if scales_sums:
+                total = total * sums_factor
+            values[r, i] = to_float32(from_float32(total))
         store_floats(residual, at, values, r)
 
     @cuda.jit(device=True, inline="always")
@@ -253,6 +273,7 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
         weight: Pointer,
         added_weight: Pointer,
         eps: Scalar,
+        sums_factor: Scalar,
         next_weights: Pointer,
         num_chunks: Scalar,
         chunk_pitch: Scalar,
@@ -262,8 +283,9 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
 
         `out`, `residual`, `x`: [T, E], three different arrays, `x` perhaps [P, T, E] in float32;
         `residual` is updated, or not touched at all where the variant adds none. `weight`: [E];
-        `added_weight`: [E], of x where that is normalised, not touched elsewhere. `next_weights`
-        and what follows: as in `FetchPlan`.
+        `added_weight`: [E], of x where that is normalised, not touched elsewhere. `sums_factor`: of
+        the sums where they are scaled, not looked at elsewhere. `next_weights` and what follows: as
+        in `FetchPlan`.
         """
         let_next_begin()
         if cuda.blockIdx.y > 0:
@@ -298,7 +320,7 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
                     load_floats(others, r, residual, at)
                 elif adds_residual:
                     load_floats(others, 0, residual, at)
-                    add(values, r, residual, others, 0, at)
+                    add(values, r, residual, others, 0, at, sums_factor)
                 for i in range(length):
                     squares += values[r, i] * values[r, i]
 
@@ -309,7 +331,7 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
                 vector = thread + r * threads
                 if vector < num_vectors:
                     scale(values, r, factor, added_weights)
-                    add(values, r, residual, others, r, row + vector * length)
+                    add(values, r, residual, others, r, row + vector * length, sums_factor)
                     for i in range(length):
                         squares += values[r, i] * values[r, i]
 

@@ -14,37 +14,34 @@ vectors* of a head, 16 bytes of the lower half and the 16 bytes they are paired 
     what becomes of them          rotated, out    rotated, pool   as it is, pool
 
 The pool may have eight bits a number (`kv_dtype`; drawn in `quantized_kv`). Then the threads of a
-head agree on its largest magnitude, by shuffles, before they write; to that end they are 4 or 8,
-two of which have nothing to do at D 96. Keys are quantised as they come from the rotation, in
-float32, by the specification's own operations.
+head agree on its largest magnitude, by shuffles, before they write; to that end they are a power of
+two, 8 at D 96, two of which have nothing to do (`head_scales`). Keys are quantised as they come
+from the rotation, in float32, by the specification's own operations.
 
 Some architectures change heads before: a bias is added (`has_bias`), query and key heads are
-normalised (`has_head_norms`; `kernels.reference.rope.HeadChanges`), all of it in float32. For a
-norm the threads of a head add up their squares by shuffles, and are a power of two again; its
-weights may be float32 (`has_float32_norms`; `rms_norm` says why). Queries that grow are multiplied
-by a factor of their position when they have turned.
+normalised (`has_head_norms`; `kernels.reference.rope.HeadChanges`), and value heads too without
+weights (`norms_values`; Gemma 4), all of it in float32. For a norm the threads of a head are a
+power of two again (`head_norms`); its weights may be float32 (`has_float32_norms`; `rms_norm` says
+why). Queries that grow are multiplied by a factor of their position when they have turned.
 
 The grid is (T tokens, pieces of a token); token t's keys and values go to slot kv_slots[t] =
 block · B + offset of the pool [N, L, 2, G, B, D]; a negative slot is padding and writes nothing to
 the pool. Angles come from tables by position, in float32, so that a captured graph need not be told
-them. Every byte is read and written once.
+them. Every byte is read and written once. A layer that attends to what an earlier one wrote has
+G = 0: queries alone turn, and the pool is not touched.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int64
 
-from kernels.cuda.attention_variant import BLOCK_SIZES, HEAD_SIZES
-from kernels.cuda.instructions.conversions import (
-    FULL_WARP,
-    float32_to_word,
-    reciprocal_root,
-    word_to_float32,
-)
+from kernels.cuda.attention_variant import BLOCK_SIZES
+from kernels.cuda.head_norms import WARP, make_norm_head
+from kernels.cuda.head_scales import make_scale_head
+from kernels.cuda.instructions.conversions import float32_to_word
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.eight_bits import STORE_CODES
 from kernels.cuda.instructions.elements import (
@@ -53,7 +50,6 @@ from kernels.cuda.instructions.elements import (
     STORE_FLOATS,
     VECTOR_LENGTHS,
 )
-from kernels.cuda.instructions.exact_float32 import divide_float32
 from kernels.cuda.instructions.vectors import store_word
 from kernels.cuda.quantized_kv import (
     POOL_DTYPES,
@@ -63,12 +59,10 @@ from kernels.cuda.quantized_kv import (
     pool_suffix,
     require_pool_dtype,
 )
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, Local, Pointer, Scalar, require_one_of
-from kernels.reference.quantized_kv import LARGEST
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar, require_one_of
 
-MAGNITUDE = uint32(0x7FFF_FFFF)  # of a float32's bits
-INFINITY = 0x7F80_0000
-NOT_A_NUMBER = float32(math.nan)
+HEAD_SIZES = (64, 96, 128, 256, 512)
+"""One more than attention's own kernels have."""
 
 READ_EARLY = (3, 4, 5, 6)
 """Of the arguments: cosines, sines, positions, kv_slots."""
@@ -83,8 +77,8 @@ class RopeWriteKvVariant:
     The pool has that dtype too unless `kv_dtype` is given: "int8" or "float8", with 16-bit floats
     only. `has_bias`, `has_head_norms`: what is done with heads before they are rotated;
     `has_float32_norms`: the norms' weights are float32; `queries_grow`: queries are multiplied by a
-    factor of their position. Raises UnsupportedVariantError for what the
-    kernel is not written for.
+    factor of their position; `norms_values`: value heads are normalised as well, without weights.
+    Raises UnsupportedVariantError for what the kernel is not written for.
     """
 
     dtype: str
@@ -95,13 +89,14 @@ class RopeWriteKvVariant:
     has_head_norms: bool = False
     has_float32_norms: bool = False
     queries_grow: bool = False
+    norms_values: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("dtype", STORAGE_TYPES, self.dtype)
         require_one_of("head_size", HEAD_SIZES, self.head_size)
         require_one_of("block_size", BLOCK_SIZES, self.block_size)
         require_pool_dtype(self.dtype, self.kv_dtype)
-        if self.has_float32_norms:
+        if self.has_float32_norms or self.norms_values:
             require_one_of("has_head_norms", (True,), self.has_head_norms)
 
     @property
@@ -110,7 +105,7 @@ class RopeWriteKvVariant:
         shape = f"d{self.head_size}_b{self.block_size}"
         norms = "_float32_norms" if self.has_float32_norms else "_norms"
         changes = "_bias" * self.has_bias + norms * self.has_head_norms
-        changes += "_grows" * self.queries_grow
+        changes += "_grows" * self.queries_grow + "_normed_values" * self.norms_values
         return f"rope_write_kv_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}{changes}"
 
     @property
@@ -157,7 +152,8 @@ class RopeWriteKvVariant:
         """
         registers = 72 if self.has_float32_norms else 64
         shuffles = ("SHFL",) if self.has_shuffles else ()
-        instructions = ("LDG.128", "STG.128", *shuffles)
+        barriers = ("BAR",) if self.has_head_norms and self.head_threads > WARP else ()
+        instructions = ("LDG.128", "STG.128", *shuffles, *barriers)
         reads_early = (*READ_EARLY, *((GROWTH,) if self.queries_grow else ()))
         return Expectation(registers, instructions, begins_early=True, reads_early=reads_early)
 
@@ -179,7 +175,7 @@ def variants(*, every: bool) -> list[RopeWriteKvVariant]:
                 RopeWriteKvVariant(dtype, head_size, block_size, kv_dtype, has_bias, has_head_norms)
                 for has_bias, has_head_norms in ((False, False), (True, False), (False, True))
                 for dtype, kv_dtype in POOL_DTYPES
-                for head_size in HEAD_SIZES
+                for head_size in (64, 96, 128, 256)
                 for block_size in BLOCK_SIZES
             ]
             + [
@@ -193,6 +189,15 @@ def variants(*, every: bool) -> list[RopeWriteKvVariant]:
                 for dtype, kv_dtype in POOL_DTYPES
                 for block_size in BLOCK_SIZES
             ]
+            + [
+                RopeWriteKvVariant(
+                    dtype, head_size, block_size, kv_dtype, has_head_norms=True, norms_values=True
+                )
+                for dtype, kv_dtype in POOL_DTYPES
+                for head_size in (256, 512)
+                for block_size in BLOCK_SIZES
+            ]
+            + [RopeWriteKvVariant(dtype, 512, 16) for dtype in STORAGE_TYPES]
         )
     return [
         RopeWriteKvVariant("bfloat16", 64, 16),
@@ -201,6 +206,8 @@ def variants(*, every: bool) -> list[RopeWriteKvVariant]:
         RopeWriteKvVariant("bfloat16", 128, 16, has_bias=True),
         RopeWriteKvVariant("bfloat16", 128, 16, "float8", has_head_norms=True),
         RopeWriteKvVariant("bfloat16", 256, 16, None, False, True, True),
+        RopeWriteKvVariant("bfloat16", 512, 16, has_head_norms=True, norms_values=True),
+        RopeWriteKvVariant("float32", 512, 16, has_head_norms=True, norms_values=True),
     ]
 
 
@@ -214,30 +221,16 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
     angle_vectors = length // 4  # vectors of float32 angles for a vector of elements
     load_floats = LOAD_FLOATS[variant.dtype]
     load_constant_floats = LOAD_CONSTANT_FLOATS[variant.dtype]
+    norm_head, scale_head = make_norm_head(variant), make_scale_head(variant)
     load_angles = LOAD_FLOATS["float32"]
     store_floats = STORE_FLOATS[variant.dtype]
     if kv_dtype is None:
         head_elements, write_heads = block_size * head_size, store_floats
     else:
         head_elements, write_heads = head_bytes(head_size, block_size), STORE_CODES[kv_dtype]
-    limit = float32(LARGEST[kv_dtype or "int8"])
-    steps = head_threads.bit_length() - 1  # shuffles over the threads of a head
     has_scales = kv_dtype is not None
     has_bias, has_head_norms = variant.has_bias, variant.has_head_norms
     queries_grow = variant.queries_grow
-    load_norm, norm_length = (
-        LOAD_CONSTANT_FLOATS[variant.norm_dtype],
-        VECTOR_LENGTHS[variant.norm_dtype],
-    )
-    pieces = length // norm_length  # of the norm's weights of a vector
-    norms_shape = (2 * pieces, norm_length)
-
-    @cuda.jit(device=True, inline="always")
-    def load_norms(weights: Local, norm: Pointer, dim: Scalar) -> None:
-        """weights[j · pieces + i] = piece i of a vector of the lower half, or of the upper."""
-        for j in range(2):
-            for i in range(pieces):
-                load_norm(weights, j * pieces + i, norm, dim + j * half + i * norm_length)
 
     def rope_write_kv(
         out: Pointer,
@@ -305,24 +298,7 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
                         values[j, i] += added[j, i]
 
         if has_head_norms:
-            squares = float32(0)
-            if is_mine:
-                for i in range(length):
-                    for j in range(2):
-                        squares += values[j, i] * values[j, i]
-            for step in range(steps):
-                squares += cuda.shfl_xor_sync(FULL_WARP, squares, 1 << step)
-            factor = reciprocal_root(squares / float32(head_size) + eps)
-            if turns:
-                weights = cuda.local.array(norms_shape, float32)
-                if head < num_heads:
-                    load_norms(weights, query_norm, dim)
-                else:
-                    load_norms(weights, key_norm, dim)
-                for i in range(length):
-                    for j in range(2):
-                        own = weights[j * pieces + i // norm_length, i % norm_length]
-                        values[j, i] = values[j, i] * factor * own
+            norm_head(values, is_mine, turns, head, num_heads, dim, query_norm, key_norm, eps)
 
         if is_mine:
             if turns:
@@ -343,20 +319,7 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
 
         scale = float32(0)
         if has_scales:
-            # Magnitudes are in the order of their bits, infinities and NaN the largest.
-            largest = int32(0)
-            if is_mine:
-                for i in range(length):
-                    for j in range(2):
-                        largest = max(largest, int32(float32_to_word(values[j, i]) & MAGNITUDE))
-            for step in range(steps):
-                largest = max(largest, cuda.shfl_xor_sync(FULL_WARP, largest, 1 << step))
-            magnitude = word_to_float32(uint32(largest))
-            scale = divide_float32(magnitude, limit) if largest < INFINITY else NOT_A_NUMBER
-            inverse = divide_float32(limit, magnitude if largest > 0 else float32(1))
-            for i in range(length):
-                for j in range(2):
-                    values[j, i] *= inverse
+            scale = scale_head(values, is_mine)
 
         if is_mine and head >= num_heads and slot >= 0:
             kv_head = head - num_heads

@@ -8,8 +8,9 @@ layer's largest reads. Specification: `kernels.reference.mixture`.
 experts lane, lane + 32, … as words that rise with them; with its expert's number each becomes a key
 (`ordered_floats`: of equals the lower number first), so all keys of a token are different. C times
 the largest of all lanes' keys is taken out; lane c keeps the c-th. The weights are a softmax over
-those, or over all of the token's logits. Where scores are sigmoids, or have a correction added for
-the choice, the words are those of the sums, and lane c makes the score of its expert once more.
+those, or over all of the token's logits; each expert may have a factor that its weight is
+multiplied by in the end (Gemma 4). Where scores are sigmoids, or have a correction added for the
+choice, the words are those of the sums, and lane c makes the score of its expert once more.
 Experts outside a token's groups (`expert_groups`) are as good as taken out before the first choice.
 
     shared   chosen  │ expert of pair 0 │ of pair 1 │ …        T · C
@@ -43,14 +44,14 @@ from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.expert_groups import MAX_GROUPS, make_experts_left_out
 from kernels.cuda.expert_tiles import MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, TILE_NUMBERS
-from kernels.cuda.instructions.conversions import FULL_WARP, exp2
+from kernels.cuda.instructions.conversions import exp2
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.exact_float32 import (
     add_float32,
     divide_float32,
     multiply_float32,
 )
-from kernels.cuda.lanes import lane_and_warp, sum_up_to_lane, warp_sum
+from kernels.cuda.lanes import lane_and_warp, sum_up_to_lane, warp_max, warp_sum
 from kernels.cuda.ordered_floats import NO_KEY, key_of_word, logit_of_key, rising_word, token_of_key
 from kernels.cuda.variant import (
     Expectation,
@@ -75,7 +76,8 @@ class RouteExpertsVariant:
 
     `scores`: "softmax" or "sigmoid" of the logits. `normalises`: weights are scores over the sum of
     those of the chosen, else scores. `corrects`: each expert has a number that its score has added
-    where experts are chosen. `groups`: of experts, of which a token goes to `chosen_groups`. Raises
+    where experts are chosen. `groups`: of experts, of which a token goes to `chosen_groups`.
+    `has_factors`: each expert has another one that its weight is multiplied by. Raises
     UnsupportedVariantError.
     """
 
@@ -86,6 +88,7 @@ class RouteExpertsVariant:
     corrects: bool = False
     groups: int = 1
     chosen_groups: int = 1
+    has_factors: bool = False
 
     def __post_init__(self) -> None:
         require_between("experts", 1, MAX_EXPERTS, self.experts)
@@ -105,6 +108,7 @@ class RouteExpertsVariant:
         over_all = "" if self.normalises else "_over_all"
         scores = "_sigmoid" * (self.scores == "sigmoid") + "_corrected" * self.corrects
         groups = f"_g{self.groups}_{self.chosen_groups}" if self.groups > 1 else ""
+        groups += "_factors" * self.has_factors
         return f"route_experts_e{self.experts}_c{self.chosen}{over_all}{scores}{groups}"
 
     @property
@@ -116,7 +120,7 @@ class RouteExpertsVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         of_logits = "float32*", "int32", "int32", "int32", "float32*", "float32"
-        return ("float32*", "int32*", "int32*", *of_logits)
+        return ("float32*", "int32*", "int32*", *of_logits, "float32*")
 
     @property
     def expectation(self) -> Expectation:
@@ -140,6 +144,7 @@ class RouteExpertsVariant:
 def variants(*, every: bool) -> Sequence[RouteExpertsVariant]:
     """Return some of the variants, or those of the models known to us."""
     deepseek_v3 = RouteExpertsVariant(256, 8, True, "sigmoid", True, 8, 4)
+    gemma_4 = RouteExpertsVariant(128, 8, has_factors=True)
     if every:
         shapes = ((8, 2), (16, 2), (32, 8), (40, 8), (60, 4), (64, 6), (64, 8), (128, 8), (512, 10))
         plain = [
@@ -155,9 +160,9 @@ def variants(*, every: bool) -> Sequence[RouteExpertsVariant]:
             for other in others
         ]
         deepseek_v2 = RouteExpertsVariant(160, 6, False, groups=8, chosen_groups=3)
-        return [*plain, *apart, deepseek_v2, deepseek_v3]
+        return [*plain, *apart, deepseek_v2, deepseek_v3, gemma_4]
     sigmoid = RouteExpertsVariant(128, 8, True, "sigmoid", True)
-    return [RouteExpertsVariant(128, 8), sigmoid, deepseek_v3]
+    return [RouteExpertsVariant(128, 8), sigmoid, deepseek_v3, gemma_4]
 
 
 def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
@@ -165,20 +170,13 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
     experts, chosen, normalises = variant.experts, variant.chosen, variant.normalises
     is_sigmoid, corrects = variant.scores == "sigmoid", variant.corrects
     scores_apart = is_sigmoid or corrects
-    is_grouped = variant.groups > 1
+    is_grouped, has_factors = variant.groups > 1, variant.has_factors
     experts_left_out = make_experts_left_out(
         experts, variant.groups, variant.chosen_groups, adds_two=corrects
     )
     threads, warps = variant.threads, variant.threads // 32
     slots = -(-experts // 32)
     parts, num_places = threads // experts, threads + 1
-
-    @cuda.jit(device=True, inline="always")
-    def warp_max(key: Scalar) -> Scalar:
-        """Return the largest key of all lanes."""
-        for step in range(5):
-            key = max(key, cuda.shfl_xor_sync(FULL_WARP, key, 16 >> step))
-        return key
 
     @cuda.jit(device=True, inline="always")
     def sum_before(value: Scalar, of_warps: Pointer) -> Scalar:
@@ -211,12 +209,13 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
         num_tiles: Scalar,
         correction: Pointer,
         scale: Scalar,
+        factors: Pointer,
     ) -> None:
         """Choose, weigh, sort.
 
         `weights`: [T, C], times `scale`. `order`: [T·C]; `tiles`: [num_tiles, 3], of 2^`tile_bits`
-        pairs, those behind the last one without any. `logits`: [T, E]. `correction`: [E]; not
-        touched where there is none.
+        pairs, those behind the last one without any. `logits`: [T, E]. `correction`, `factors`:
+        [E]; not touched where there are none.
         """
         let_next_begin()
         wait_for_previous()
@@ -237,8 +236,7 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
                     of_lane = lane + 32 * s
                     if of_lane < experts:
                         most = max(most, logits[row + of_lane])
-                for step in range(5):
-                    most = max(most, cuda.shfl_xor_sync(FULL_WARP, most, 16 >> step))
+                most = warp_max(most)
                 everything = float32(0)
                 for s in range(slots):
                     of_lane = lane + 32 * s
@@ -296,7 +294,11 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
                 total = float32(1)
             if lane < chosen:
                 weight = divide_float32(power, total)
-                weights[int64(token) * chosen + lane] = multiply_float32(weight, scale)
+                weight = multiply_float32(weight, scale)
+                if has_factors:  # of the expert that this lane has put down
+                    factor = factors[expert_of[token * chosen + lane]]
+                    weight = multiply_float32(weight, factor)
+                weights[int64(token) * chosen + lane] = weight
 
         cuda.syncthreads()
         expert, part = int32(thread // parts), int32(thread % parts)

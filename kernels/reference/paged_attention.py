@@ -8,6 +8,7 @@ With a window of W it attends to the last W of those positions, its own among th
 2020, Longformer; Jiang et al. 2023, Mistral 7B.)
 A head may have a sink: a score that no position has, which takes part in the softmax and gives
 nothing. (Xiao et al. 2023; Agarwal et al. 2025, gpt-oss.)
+Scores may have a cap c: c · tanh(score / c) takes part. (Gemma Team 2024, Gemma 2.)
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def paged_attention(
     out: Float32Array,
     window: int | None = None,
     sinks: Float32Array | None = None,
+    cap: float | None = None,
 ) -> None:
     """Write softmax(scale · q·Kᵀ)·V of some work items to their places in `out`.
 
@@ -41,7 +43,8 @@ def paged_attention(
     positions already written. `block_tables`: [S, M], read up to the block of the token's position.
     `token_rows`, `positions`: [T]. Slots past a token's position are never read, nor are blocks
     that lie before its window, of `window` positions (None: all): they may hold NaN. `sinks`: [H],
-    scores, which `scale` does not multiply; None: heads have none.
+    scores, which `scale` does not multiply; None: heads have none. `cap`: of scaled scores; None:
+    they have none.
     """
     num_kv_heads, block_size = kv_pool.shape[3:5]
     group = q.shape[1] // num_kv_heads
@@ -58,6 +61,8 @@ def paged_attention(
         )
         heads = slice(kv_head * group, (kv_head + 1) * group)
         scores = np.float32(scale) * (q[token, heads] @ keys.T)
+        if cap is not None:
+            scores = np.float32(cap) * np.tanh(scores / np.float32(cap))
         largest = scores.max(axis=1, keepdims=True)
         if sinks is not None:
             largest = np.maximum(largest, sinks[heads, None])

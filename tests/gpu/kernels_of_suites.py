@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from bench.gpu.model_kernels import kernels_of
 from bench.gpu.random_model import TINY
-from compute_plane.executor.registry import knows_layers
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.spec import ModelSpec
 from kernels.cuda.variant import Variant
@@ -55,7 +54,7 @@ def small_models() -> Iterator[SmallModel]:
         yield _plain("replays", replays.SPEC, "bfloat16", replays.BLOCK_SIZE, kv_dtype)
     for kind, (configured, formats, kv_dtype) in companies.KINDS.items():
         spec, weights = companies.model_of(kind)
-        if not knows_layers("cuda", spec.architecture):
+        if spec.scores_cap is not None:
             continue
         yield SmallModel(
             kind,

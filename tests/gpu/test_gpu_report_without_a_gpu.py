@@ -21,11 +21,13 @@ from bench.gpu.latent_shapes import DECODE_SHAPES, LatentDecodeShape
 from bench.gpu.numerics import check_case
 from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_wide import WideDecodeVariant
 from kernels.cuda.latent_attention import LatentDecodeVariant
 from tests.simt import launch
 
 VARIANT = DecodeVariant("float32", 64, 1, 16)
 SHAPE = Shape(2, 80, DecodeVariant("float32", 64, 2, 16), num_kv_heads=1)
+WIDE = Shape(2, 80, WideDecodeVariant("float32", 512, 2, 16), num_kv_heads=1)
 LATENTS = LatentDecodeShape(2, 80, LatentDecodeVariant("float32", 2, 256, 32, 16))
 
 
@@ -190,6 +192,16 @@ def test_a_measurement_of_latents_counts_one_row_a_token_and_checks_the_answer(
     assert result["rivals"] == {}
 
 
+def test_gemmas_heads_of_512_are_measured_on_rows_that_the_second_cache_does_not_hold():
+    shapes = [one for one in decode_bandwidth.SHAPES if one.query_elements == 512]
+    assert [(one.rows, one.context, one.num_heads) for one in shapes] == [
+        (64, 4096, 32), (1, 32768, 32),
+    ]  # fmt: skip
+    assert {2 * one.token_elements for one in shapes} == {8192}
+    assert not any(one.has_rivals for one in shapes)
+    assert SHAPE.has_rivals
+
+
 def test_latents_are_measured_on_rows_that_the_second_cache_does_not_hold():
     models = {
         (shape.num_heads, shape.out_elements, shape.query_elements) for shape in DECODE_SHAPES
@@ -201,7 +213,7 @@ def test_latents_are_measured_on_rows_that_the_second_cache_does_not_hold():
         assert attention_chunks.num_chunks(shape.context, 8) > 8
 
 
-@pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [SHAPE, WIDE, LATENTS], ids=lambda shape: shape.name)
 def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(small_measurement, shape):
     assert small_measurement(Idle, shape)["faults"] == ["error inf exceeds 1e-05"]
 

@@ -14,11 +14,13 @@ from bench.gpu.latent_shapes import PREFILL_SHAPES, LatentPrefillShape
 from bench.gpu.prefill_rivals import torch_sdpa
 from bench.gpu.prefill_speed import PrefillShape, Problem, measure_prefill
 from kernels.cuda.attention_prefill import PrefillVariant
+from kernels.cuda.attention_wide import WidePrefillVariant
 from kernels.cuda.latent_attention import LatentPrefillVariant
 from tests.simt import launch
 
 # Two rows of two query tokens behind three others; one tile each.
 SHAPE = PrefillShape(2, 2, 3, PrefillVariant("float32", 64, 2, 16), num_kv_heads=1)
+WIDE = PrefillShape(2, 2, 3, WidePrefillVariant("float32", 512, 2, 16), num_kv_heads=2)
 LATENTS = LatentPrefillShape(2, 2, 3, LatentPrefillVariant("float32", 2, 256, 32, 16))
 
 CTYPES = {"float32*": ctypes.c_float, "int32*": ctypes.c_int32}
@@ -93,6 +95,25 @@ def test_a_measurement_of_latents_counts_what_is_computed_with_them(measure):
     assert result["rivals"] == {}
 
 
+@pytest.mark.wide
+def test_a_measurement_with_heads_of_512_checks_the_answers_and_has_no_rivals(measure):
+    result = measure(SimulatedKernel(WIDE), {"torch_sdpa": torch_sdpa}, shape=WIDE)
+
+    assert result["flop"] == 4 * 2 * (4 + 5) * 4 * 512
+    assert result["max_error_of_checked_tokens"] <= 1e-5
+    assert result["faults"] == []
+    assert result["rivals"] == {}
+
+
+def test_gemmas_heads_of_512_are_measured_on_a_prompt_and_behind_a_long_context():
+    shapes = [one for one in prefill_speed.SHAPES if one.query_elements == 512]
+    assert [(one.query_len, one.context, one.num_heads) for one in shapes] == [
+        (8192, 0, 32), (512, 32768, 32),
+    ]  # fmt: skip
+    assert not any(one.has_rivals for one in shapes)
+    assert SHAPE.has_rivals
+
+
 def test_latents_of_two_models_are_measured_on_prompts_and_behind_long_contexts():
     assert set(PREFILL_SHAPES) <= set(prefill_speed.SHAPES)
     found = {(shape.num_heads, shape.context > 0) for shape in PREFILL_SHAPES}
@@ -101,7 +122,7 @@ def test_latents_of_two_models_are_measured_on_prompts_and_behind_long_contexts(
     assert PREFILL_SHAPES[-1].flop == 2176 * 128 * seen
 
 
-@pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [SHAPE, WIDE, LATENTS], ids=lambda shape: shape.name)
 def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(measure, shape):
     assert measure(IdleKernel(), {}, shape=shape)["faults"] == ["error inf exceeds 1e-05"]
 

@@ -2,7 +2,7 @@
 
 block_pool          a pool with scattered, shared and poisoned blocks
 attention_decode    decode attention, and the merge of its splits
-attention_prefill   prefill attention
+attention_prefill   prefill attention; of heads of 512 elements both, too
 rope_write_kv       rotation and the write of K and V
 latent_write        the same of latents
 latent_attention    attention over them, decode and prompts
@@ -16,7 +16,7 @@ delta_net           layers of Gated DeltaNet
 gated_convolution   layers with a gated convolution
 mamba2              layers of Mamba-2
 state_rows          rows of a step that go on from states
-logits              log-probabilities; bias and penalties
+logits              log-probabilities; bias and penalties; caps
 """
 
 from __future__ import annotations
@@ -46,10 +46,13 @@ from kernels.cuda.add_experts import AddExpertsVariant
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
+from kernels.cuda.attention_wide import WideDecodeVariant, WidePrefillVariant
+from kernels.cuda.cap_logits import CapLogitsVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.delta_rule import DeltaRuleVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.gate_apart import GateApartVariant
 from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.gated_convolution import GatedConvolutionVariant
@@ -92,12 +95,16 @@ def _quantized_products(variant: QuantizedMatmulVariant, seed: int) -> list[Case
 _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     DecodeVariant: attention_decode.draw_cases,
     PrefillVariant: attention_prefill.draw_cases,
+    WideDecodeVariant: attention_decode.draw_cases,
+    WidePrefillVariant: attention_prefill.draw_cases,
     AddExpertsVariant: experts.draw_add_experts,
     AdjustLogitsVariant: logits.draw_adjust_logits,
+    CapLogitsVariant: logits.draw_cap_logits,
     CopyBlocksVariant: row_operations.draw_copy_blocks,
     DeltaRuleVariant: delta_net.draw_delta_rule,
     DenseMatmulVariant: _dense_products,
     EmbeddingVariant: row_operations.draw_embedding,
+    GateApartVariant: row_operations.draw_gate_apart,
     GateAttendedVariant: row_operations.draw_gate_attended,
     GatedConvolutionVariant: gated_convolution.draw_cases,
     GatedNormVariant: row_operations.draw_gated_norm,

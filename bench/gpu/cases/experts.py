@@ -81,14 +81,17 @@ def draw_route_experts(variant: RouteExpertsVariant, seed: int) -> list[Case]:
     alike[-1] = -alike[-1]
     spread = 0.5 if variant.scores == "sigmoid" else 2 / variant.experts
     correction = (spread * rng.standard_normal(variant.experts)).astype(np.float32)
+    factors = poison("float32", (variant.experts,))
+    if variant.has_factors:
+        factors = rng.uniform(0.2, 3.0, variant.experts).astype(np.float32)
     return [
-        _routed(variant, logits, correction, tile_pairs)
+        _routed(variant, logits, correction, factors, tile_pairs)
         for logits, tile_pairs in ((mixed, WIDTHS[1]), (alike, WIDTHS[0]), (mixed[:1], WIDTHS[2]))
     ]
 
 
 def _routed(
-    variant: RouteExpertsVariant, logits: Array, correction: Array, tile_pairs: int
+    variant: RouteExpertsVariant, logits: Array, correction: Array, factors: Array, tile_pairs: int
 ) -> Case:
     def case(rows: Array) -> Case:
         shape = len(rows), variant.chosen
@@ -98,11 +101,13 @@ def _routed(
             is_sigmoid=variant.scores == "sigmoid",
             correction=correction if variant.corrects else None, scale=SCALE,
             num_groups=variant.groups, groups_per_token=variant.chosen_groups,
+            expert_scales=factors if variant.has_factors else None,
         )  # fmt: skip
         num_tiles = most_tiles(chosen.size, variant.experts, tile_pairs) + 1
         order, tiles = np.empty(chosen.size, np.int32), np.empty((num_tiles, TILE_NUMBERS), "i4")
         sort_pairs(chosen, variant.experts, tile_pairs, order, tiles)
         scalars = (len(rows), tile_pairs.bit_length() - 1, num_tiles)
+        numbers = ("correction", SCALE, "factors")
         return Case(
             f"{variant.name} of {len(rows)} in tiles of {tile_pairs}",
             {
@@ -111,12 +116,13 @@ def _routed(
                 "tiles": poison("int32", tiles.shape),
                 "logits": rows,
                 "correction": correction,
+                "factors": factors,
             },
             (
                 Launch(
                     variant,
                     variant.grid,
-                    ("weights", "order", "tiles", "logits", *scalars, "correction", SCALE),
+                    ("weights", "order", "tiles", "logits", *scalars, *numbers),
                 ),
             ),
             {

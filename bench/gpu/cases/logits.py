@@ -1,4 +1,4 @@
-"""Log-probabilities, and bias and penalties: the very bits of the specification."""
+"""Log-probabilities, and bias and penalties: the very bits of the specification. And caps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,53 @@ import numpy as np
 
 from bench.gpu.case import Array, Case, Expected, Launch, poison
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
+from kernels.cuda.cap_logits import LENGTH, CapLogitsVariant
 from kernels.cuda.logprob_sums import TOTALS, LogprobSumsVariant
 from kernels.cuda.logprobs import MAX_LOGPROBS, LogprobsVariant
 from kernels.cuda.row_splits import num_splits
+from kernels.reference.capped_logits import cap_logits
 from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
 from kernels.reference.logprobs import log_softmax, most_likely
+
+CAP, NEAREST = 30.0, 2e-6
+"""Of logits; and the largest relative error of what is capped."""
+
+
+def draw_cap_logits(variant: CapLogitsVariant, seed: int) -> list[Case]:
+    """Blocks of threads and a bit, of all vectors' remainders; and a row shorter than a vector."""
+    whole = LENGTH * variant.threads
+    sizes = ((3, whole - 5), (2, whole // 2), (1, 3), (2, LENGTH + 1), (1, whole + 1))
+    return [draw_cap_case(variant, *size, seed) for size in sizes]
+
+
+def draw_cap_case(variant: CapLogitsVariant, num_rows: int, vocab: int, seed: int) -> Case:
+    """Draw logits of all magnitudes, judged by their relative error.
+
+    The first are zeros, what is not finite, the largest and smallest numbers, and those around
+    where the kernel goes another way; the very last is not finite either.
+    """
+    rng = np.random.default_rng(seed)
+    rows = 10.0 ** rng.uniform(-9, 3, (num_rows, vocab)) * rng.choice([-1, 1], (num_rows, vocab))
+    special = [np.nan, 0.0, -0.0, np.inf, -np.inf, 3e38, -3e38, 1e-40, -1e-40]
+    near = CAP * np.array([1.0, 1 - 1e-7, 1 + 1e-7, -1.0, 0.5, 5.0, 9.0, 20.0, 44.0, 50.0])
+    first = np.concatenate([special, near])[: rows.size - 1]
+    rows.flat[: len(first)] = first
+    logits = rows.astype(np.float32)
+    logits[-1, -1] = np.inf
+    exact = logits.astype(np.float64)
+    cap_logits(exact, CAP)
+    units = np.where(np.isfinite(exact) & (exact != 0), np.abs(exact), 1.0)
+    grid = variant.grid(logits.size)
+    return Case(
+        f"{variant.name} of {num_rows} · {vocab}",
+        {"logits": logits},
+        (Launch(variant, grid, ("logits", logits.size, CAP)),),
+        {
+            "logits": Expected(
+                "float32", exact / units, NEAREST, lambda stored: stored.astype(np.float64) / units
+            )
+        },
+    )
 
 
 def draw_logprobs(variant: LogprobsVariant, seed: int) -> list[Case]:

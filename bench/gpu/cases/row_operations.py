@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,6 +12,7 @@ from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to
 from kernels.cuda.copy_blocks import WORDS_A_THREAD, CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.fetched_weights import plan_fetch
+from kernels.cuda.gate_apart import GateApartVariant
 from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.gated_norm import GatedNormVariant
@@ -27,6 +29,8 @@ from kernels.reference.rms_norm import rms_norm
 
 NEXT_CHUNKS, NEXT_INPUTS = 601, 72
 """Chunks of weights that the next launch would multiply with, and how long each is."""
+SUMS_FACTOR = 0.7071
+"""Of a norm's sums that are scaled."""
 BEHIND = 32
 """Elements of a token behind its gates that are not read."""
 
@@ -59,6 +63,40 @@ def draw_gate_mul(variant: GateMulVariant, seed: int) -> list[Case]:
         )
 
     return [_with_last_row(case(stored), case(stored[-1:]))]
+
+
+def draw_gate_apart(variant: GateApartVariant, seed: int) -> list[Case]:
+    """Pieces of longer rows, one block of threads and a bit; the last row alone.
+
+    What lies beside them is poison.
+    """
+    rng = np.random.default_rng(seed)
+    length = VECTOR_LENGTHS[variant.dtype]
+    features, first = length * (variant.threads + 4), 3 * length
+    gates = rng.standard_normal((3, features))
+    gates[0, :4] = [-1e4, -200.0, 80.0, -88.0]
+    stored = to_stored(variant.dtype, gates)
+    ups = poison(variant.dtype, (3, first + features + BEHIND))
+    pieces = ups[:, first : first + features]
+    pieces[:] = to_stored(variant.dtype, rng.standard_normal(pieces.shape))
+
+    def case(rows: slice) -> Case:
+        gate_up = np.concatenate([stored[rows], pieces[rows]], axis=1)
+        exact: Array = np.empty((len(gate_up), features))
+        GATE_MUL[variant.activation](to_float64(variant.dtype, gate_up), exact)
+        arguments = ("out", "gates", "ups", features, first, ups.shape[1])
+        return Case(
+            variant.name,
+            {
+                "out": poison(variant.dtype, exact.shape),
+                "gates": stored[rows],
+                "ups": ups[rows],
+            },
+            (Launch(variant, variant.grid(len(exact), features), arguments),),
+            {"out": _expected(variant.dtype, exact)},
+        )
+
+    return [_with_last_row(case(slice(None)), case(slice(-1, None)))]
 
 
 def draw_relu2(variant: Relu2Variant, seed: int) -> list[Case]:
@@ -180,7 +218,8 @@ def draw_joint_norms(variant: JointNormsVariant, seed: int) -> list[Case]:
 def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
     """Rows of magnitudes from 1e-3 to 30, and one of zeros; the last row alone.
 
-    Sums of parts are those of float32 in the order of the parts.
+    Sums of parts are those of float32 in the order of the parts. Scaled sums of what is stored are
+    rounded once in float32, once by the factor and once to the dtype.
     """
     rng = np.random.default_rng(seed)
     shape = (4, variant.hidden_size)
@@ -194,10 +233,11 @@ def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
         to_stored(variant.weight_dtype, rng.uniform(0.2, 1.5, variant.hidden_size)) for _ in "12"
     )
     eps = 1e-5
+    factor = SUMS_FACTOR if variant.scales_sums else math.nan
     next_weights = poison(variant.dtype, (NEXT_CHUNKS, NEXT_INPUTS))
     fetched = plan_fetch(NEXT_CHUNKS, NEXT_INPUTS, next_weights.itemsize)
-    weights = ("weight", "added_weight")
-    arguments = ("out", "residual", "x", *weights, eps, "next_weights", *fetched.arguments)
+    numbers = ("weight", "added_weight", eps, factor)
+    arguments = ("out", "residual", "x", *numbers, "next_weights", *fetched.arguments)
 
     def case(rows: slice) -> Case:
         given = x[..., rows, :]
@@ -211,6 +251,8 @@ def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
             total = normed
         if variant.adds_residual:
             total = total + to_float64(variant.dtype, residual[rows])
+            if variant.scales_sums:
+                total = total.astype(np.float32) * np.float32(factor)
             total = to_float64(variant.dtype, to_stored(variant.dtype, total))
         normed = np.empty_like(total)
         rms_norm(total, to_float64(variant.weight_dtype, weight), eps, normed)

@@ -88,7 +88,7 @@ def test_what_is_counted_of_weights_is_what_is_placed(
 ) -> None:
     spec = tiny_spec(tied=tied, quantisable=True, architecture=architecture)
     spec = replace(spec, num_layers=5)
-    sizes = {"item_bytes": 2, "pool_bytes": 0, "max_tokens": 8}
+    sizes = {"item_bytes": 2, "layer_bytes": {spec.heads: 0}, "max_tokens": 8}
     source = ArraySource(spec, tiny_weights(spec), formats)
     forgotten: list[str] = []
     source.forget_pages = lambda: forgotten.append("pages")  # type: ignore[method-assign]
@@ -103,7 +103,7 @@ def test_what_is_counted_of_weights_is_what_is_placed(
     head = 0 if tied else plan.lm_head.num_bytes
     logits = needs.last - norm - head
     assert plan.place(torch.device("cpu")).num_bytes == needs.whole - working - logits
-    more = device_bytes(spec, plan, **{**sizes, "pool_bytes": 70 * spec.num_layers})
+    more = device_bytes(spec, plan, **{**sizes, "layer_bytes": {spec.heads: 70}})
     assert [a - b for a, b in zip(more.layers, needs.layers, strict=True)] == [70] * spec.num_layers
 
 

@@ -14,7 +14,7 @@ import torch
 
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.cuda import build, host_layers_build, host_layers_plan
-from compute_plane.cuda.block_pools import KV_DTYPES, block_bytes
+from compute_plane.cuda.block_pools import KV_DTYPES, block_bytes, layer_bytes
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import DeviceBytes, device_bytes
@@ -49,7 +49,7 @@ def needs(num_blocks: int = NUM_BLOCKS, pool_dtype: torch.dtype = torch.float32)
         SPEC,
         weights,
         item_bytes=4,
-        pool_bytes=num_blocks * block_bytes(SPEC, pool_dtype, BLOCK_SIZE),
+        layer_bytes=layer_bytes(SPEC, pool_dtype, BLOCK_SIZE, num_blocks),
         max_tokens=MAX_TOKENS,
         more_bytes=bytes_of_tables(SPEC, StepSizes.of(context())),
         whole_bytes=bytes_of_histories(SPEC, StepSizes.of(context())),
@@ -335,12 +335,11 @@ def test_the_embedded_model_gives_the_recorded_tokens_with_its_last_layers_on_th
     runs = [run for run in runs if run["name"] in ("greeting", "python", "japanese")]
     sizes = {"num_blocks": 60, "block_size": 16, "max_tokens": 256}
     plan = plan_weights(model.spec, model.source, "float32", "float32")
-    pool_bytes = 60 * block_bytes(model.spec, torch.float32, 16)
     counted = device_bytes(
         model.spec,
         plan,
         item_bytes=4,
-        pool_bytes=pool_bytes,
+        layer_bytes=layer_bytes(model.spec, torch.float32, 16, 60),
         max_tokens=256,
         more_bytes=bytes_of_tables(model.spec, StepSizes.of(context(block_size=16))),
     )

@@ -12,7 +12,7 @@ import torch
 
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.cuda import host_layers_build
-from compute_plane.cuda.block_pools import BlockPools, block_bytes, plan_copies
+from compute_plane.cuda.block_pools import BlockPools, block_bytes, layer_bytes, plan_copies
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.host_layers import HostLayersExecutor
@@ -164,7 +164,7 @@ def limit_of(spec: ModelSpec, num_layers: int, num_states: int) -> int:
         spec,
         weights,
         item_bytes=FLOAT_BYTES,
-        pool_bytes=NUM_BLOCKS * block_bytes(spec, torch.float32, BLOCK_SIZE),
+        layer_bytes=layer_bytes(spec, torch.float32, BLOCK_SIZE, NUM_BLOCKS),
         max_tokens=MAX_TOKENS,
         num_states=num_states,
         more_bytes=bytes_of_tables(spec, sizes),
@@ -179,8 +179,9 @@ def test_layers_have_the_memory_of_what_is_in_them() -> None:
     spec = MODELS["layers of one thing each"]
     weights = plan_weights(spec, tiny_model(spec).source, "float32")
     counted = device_bytes(
-        spec, weights, item_bytes=FLOAT_BYTES, pool_bytes=10**6, max_tokens=4, num_states=3
-    )
+        spec, weights, item_bytes=FLOAT_BYTES, layer_bytes={spec.heads: 10**6}, max_tokens=4,
+        num_states=3,
+    )  # fmt: skip
     own = [layer.num_bytes for layer in weights.layers]
     assert spec.recurrence is not None
     states = 3 * FLOAT_BYTES * spec.recurrence.state_floats

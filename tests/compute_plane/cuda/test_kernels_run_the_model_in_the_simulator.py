@@ -252,7 +252,9 @@ def test_few_rows_are_split_over_more_blocks_of_threads_in_one_launch() -> None:
     for longest in (3000, 100):
         operations.attention_decode(query, query, pool, 1, tables, lengths, longest)
     (decode, grid), (_, short_grid) = launcher.launched
-    assert [decode] == [variant.name for variant in operations._attention._decode.values()]
+    assert [decode] == [
+        variant.name for variant in operations._attention._kinds[SPEC.heads].decode.values()
+    ]
     assert grid[0::2] == short_grid[0::2] == (2, 3)
     assert grid[1] > 1
     assert short_grid[1] == 1

@@ -12,14 +12,18 @@ import torch
 from compute_plane.cuda.host_layers import HostLayersExecutor, rows_for_the_host
 from compute_plane.cuda.layer_products import Hidden
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor, SamplingRow
-from compute_plane.executor.registry import knows_layers
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.gguf_mixture import SHARING
 from compute_plane.model.spec import Mixture
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, cut_executor
 from tests.compute_plane.cuda.torch_executors import RecordingDriver
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, with_latents
+from tests.compute_plane.executor.tiny_llama import (
+    pool_for,
+    tiny_executor,
+    with_heads_of_two_sizes,
+    with_latents,
+)
 from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
 
@@ -60,7 +64,7 @@ def test_it_is_an_executor_that_runs_one_step_after_the_other(executor: HostLaye
 
 
 @pytest.mark.spread(3)
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if knows_layers("cuda", a)])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_executor(
     architecture: str,
 ) -> None:
@@ -85,6 +89,8 @@ def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_e
         local = frozenset({0, 2})
         spec = replace(spec, window=9, layers_with_window=local, embedding_scale=3.0)
         spec = replace(spec, local_rope_theta=50.0, layers_with_local_rope=local)
+    if architecture == "gemma4":
+        spec = with_heads_of_two_sizes(spec)
     pool = pool_for(spec, NUM_BLOCKS, BLOCK_SIZE)
     with tiny_executor(spec, tiny_weights(spec), pool, num_threads=1) as cpu:
         expected = driver_of(cpu).generate(sequences(), 6)

@@ -64,7 +64,7 @@ def test_attention_of_prefills_and_of_decodes_is_the_paged_attention_of_the_refe
     tables = torch.tensor([[4, 2, 9], [7, 3, 0]], dtype=torch.int32)
     lengths, counts = int32(11, 6), [4, 2]
     query = drawn(6, HEADS, HEAD_DIM, dtype=dtype, seed=3)
-    rows = PrefillRows(tables, lengths, int32(0, 4, 6), int32(0, 1), int32(0, 0))
+    rows = PrefillRows(tables, lengths, int32(0, 4, 6), ())
     found = torch.empty_like(query)
     OPERATIONS.attention_prefill(found, query, blocks, 2, rows)
 
@@ -94,7 +94,7 @@ def test_attention_with_a_window_reads_no_block_before_it(window: int) -> None:
     for row, (length, count) in enumerate(zip(lengths.tolist(), counts, strict=True)):
         known[row, : max(length - count + 1 - window, 0) // BLOCK_SIZE] = -7
     query = drawn(6, HEADS, HEAD_DIM, seed=3)
-    rows = PrefillRows(known, lengths, int32(0, 4, 6), int32(0, 1), int32(0, 0))
+    rows = PrefillRows(known, lengths, int32(0, 4, 6), ())
     found = torch.empty_like(query)
     OPERATIONS.attention_prefill(found, query, blocks, 2, rows, LayerAttention(window))
 

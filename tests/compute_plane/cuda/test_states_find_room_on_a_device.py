@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compute_plane.cuda import host_layers_plan, pool_size
-from compute_plane.cuda.block_pools import BlockPools, block_bytes
+from compute_plane.cuda.block_pools import BlockPools, block_bytes, layer_bytes
 from compute_plane.cuda.build import build_on, planned_weights
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.host_layers_plan import device_bytes, working_bytes
@@ -163,9 +163,10 @@ def test_where_the_device_is_the_processor_states_are_taken_of_its_memory(
 def test_states_are_counted_where_a_model_may_be_cut() -> None:
     plan = plan_weights(SPEC, tiny_model(SPEC).source, "float32")
     sizes = {"item_bytes": 4, "max_tokens": MAX_TOKENS}
-    pool_bytes = 10 * block_bytes(SPEC, torch.float32, BLOCK_SIZE)
-    needs = device_bytes(SPEC, plan, pool_bytes=pool_bytes, num_states=3, **sizes)
+    of_layers = layer_bytes(SPEC, torch.float32, BLOCK_SIZE, 10)
+    needs = device_bytes(SPEC, plan, layer_bytes=of_layers, num_states=3, **sizes)
     weights = sum(layer.num_bytes for layer in plan.layers)
+    pool_bytes = 10 * block_bytes(SPEC, torch.float32, BLOCK_SIZE)
     assert sum(needs.layers) == pool_bytes + weights + 3 * STATE_BYTES
     assert needs.first == plan.embedding.num_bytes + working_bytes(SPEC, 4, MAX_TOKENS)
 

@@ -50,7 +50,7 @@ def test_room_for_histories_is_left_where_tokens_are_sampled_and_for_tables_ever
     tmp_path: Path,
 ) -> None:
     lengths = 400, 8400
-    tables = 4 * 8000 * MAX_TOKENS // BLOCK_SIZE
+    tables = 2 * 4 * 8000 * MAX_TOKENS // BLOCK_SIZE  # of the step, and of tokens that go on alone
     for has_head in (False, True):
         few, many = (
             largest_bytes(tmp_path, context_length=length, has_head=has_head) for length in lengths

@@ -9,9 +9,9 @@ import pytest
 
 from compute_plane.executor.cpu import Parts
 from compute_plane.executor.late_tokens import late_tokens
-from compute_plane.executor.llama_table import first_late_layer
 from compute_plane.executor.pieces import PIECE_TOKENS, Piece, SortedTokens
 from compute_plane.executor.token_layout import TokenLayout
+from compute_plane.model.late_layers import first_late_layer
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_executor,

@@ -109,19 +109,25 @@ def with_gemma4(spec: ModelSpec, *, has_experts: bool = False) -> ModelSpec:
     """
     if has_experts:
         mixture = Mixture(7, 3, shared_size=96, has_own_norms=True)
-        local, shape = frozenset({0}), {"num_layers": 2, "mixture": mixture}
-    else:
-        local = frozenset({0, 2, 3})
-        shape = {
-            "num_layers": 5, "kv_sources": (0, 1, 2, 2, 1), "late_mlp_size": 192,
-            "layer_input_size": 32,
-        }  # fmt: skip
-    others = frozenset(range(shape["num_layers"])) - local
+        return with_heads_of_two_sizes(replace(spec, num_layers=2, mixture=mixture))
+    spec = replace(
+        spec, num_layers=5, kv_sources=(0, 1, 2, 2, 1), late_mlp_size=192, layer_input_size=32
+    )
+    return with_heads_of_two_sizes(spec, frozenset({0, 2, 3}))
+
+
+def with_heads_of_two_sizes(spec: ModelSpec, local: frozenset[int] | None = None) -> ModelSpec:
+    """Return a shape like Gemma 4 31B. `local`: layers with windows; None: every other one.
+
+    Then the others have no values but their keys.
+    """
+    layers = frozenset(range(spec.num_layers))
+    others = frozenset(range(1, spec.num_layers, 2)) if local is None else layers - local
     return replace(
-        spec, **shape, architecture="gemma4", score_scale=1.0, logits_cap=5.0,
+        spec, architecture="gemma4", score_scale=1.0, logits_cap=5.0,
         global_heads=Heads(spec.num_heads, 1, 2 * spec.head_dim), layers_with_global_heads=others,
-        layers_without_values=others if has_experts else frozenset(), local_rope_theta=100.0,
-        layers_with_local_rope=local, layers_with_window=local, window=24,
+        layers_without_values=others if local is None else frozenset(), local_rope_theta=100.0,
+        layers_with_local_rope=layers - others, layers_with_window=layers - others, window=24,
         rope_scaling=FrequencyDivisors(turning_divisors(2 * spec.head_dim, 0.25, 1.0)),
     )  # fmt: skip
 

@@ -131,6 +131,7 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         return f"blk.{name.split('.')[2]}.{GGUF_VECTORS[kind]}"
     _, _, layer, part = module.split(".", 3)
     others = {
+        "gemma2": GGUF_PARTS_OF_GEMMA,
         "gemma3": GGUF_PARTS_OF_GEMMA,
         "gemma4": GGUF_PARTS_OF_GEMMA4,
         "glm4": GGUF_PARTS_OF_GLM,

@@ -9,7 +9,7 @@ from tests.compute_plane.model.gemma4_models import Gemma4Model
 from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
 from tests.devices import Target
 
-CPU = Target("cpu", "cpu")
+TARGETS = Target("cpu", "cpu"), Target("cuda", "cpu")
 CASES = {
     "31B": {"global_kv_heads": 1, "keys_are_values": True, "cap": 3.0},
     "E2B": {
@@ -22,6 +22,7 @@ CASES = {
     },
     "26B-A4B": {"global_kv_heads": 1, "keys_are_values": True, "has_experts": True},
     "experts apart": {"pattern": "SF", "has_experts": True, "is_fused": False},
+    "heads of one size": {"pattern": "SF", "global_head_dim": 16},
     "E4B": {"pattern": "SSFSF", "num_sharing": 2, "input_size": 32},
 }
 
@@ -34,9 +35,10 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("files", ["directory", "gguf"])
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.executor)
 def test_greedy_texts_and_their_logits_are_those_of_transformers(
-    recorded: Recorded, files: str
+    recorded: Recorded, files: str, target: Target
 ) -> None:
     model = load_model(str(getattr(recorded, files)))
     assert model.spec.window < len(recorded.tokens[1])  # of the shorter text
-    assert_same(recorded, model, CPU)
+    assert_same(recorded, model, target)

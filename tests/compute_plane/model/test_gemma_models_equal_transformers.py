@@ -1,4 +1,4 @@
-"""Tiny Gemma 3 models from files: every executor's logits and texts are transformers'."""
+"""Tiny Gemma 2 and 3 from files: every executor's logits and texts are transformers'."""
 
 from __future__ import annotations
 
@@ -49,6 +49,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "rope.freq_base_swa": 20.0,
         },
     ),
+    "Gemma 2": (
+        {"architecture": "gemma2", "num_layers": 3},
+        {"sliding_window": 6, "attn_logit_softcapping": 0.8, "final_logit_softcapping": 3.0},
+        {
+            "attention.sliding_window": 6,
+            "attn_logit_softcapping": 0.8,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "Gemma 2 that says nothing of caps": (
+        {"architecture": "gemma2", "num_layers": 2},
+        {"sliding_window": 8},
+        {"attention.sliding_window": 8},
+    ),
     "that says nothing": (
         {"num_layers": 7},
         {"sliding_window": 8, "rope_theta": 1e6},
@@ -60,7 +74,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.fixture(scope="module", params=CASES)
 def recorded(request, tiny, tmp_path_factory) -> Recorded:
     of_model, config, keys = CASES[request.param]
-    made = tiny.model(architecture="gemma3", **of_model)
+    made = tiny.model(**{"architecture": "gemma3", **of_model})
     return record(tiny, tmp_path_factory.mktemp("gemma"), made, SCALAR | config, keys)
 
 

@@ -111,7 +111,7 @@ def test_norms_are_one_more_than_in_a_directory_and_as_in_a_gguf_file(tiny, tmp_
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention = true"),
         ({"hidden_activation": "silu"}, "hidden_activation must be gelu_pytorch_tanh, got silu"),
         ({"model_type": "gemma3"}, "architectures must name Gemma3ForConditionalGeneration"),
-        ({"model_type": "gemma2"}, "model_type gemma2 is not supported"),
+        ({"model_type": "gemma2"}, "architectures must name Gemma2ForCausalLM"),
         ({"architectures": ["Gemma3TextModel"]}, "architectures must name Gemma3ForCausalLM"),
         (
             {"rope_parameters": {"sliding_attention": LINEAR, "full_attention": LINEAR}},

@@ -94,6 +94,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "smollm3": ({"architecture": "smollm3", "num_layers": 5}, {}, {}),
     "granite": ({"architecture": "granite"}, MULTIPLIERS, {}),
     "granite moe": ({"architecture": "granitemoe"}, MULTIPLIERS, {}),
+    "gemma2": ({"architecture": "gemma2", "tied": True}, {"attention.sliding_window": 6}, {}),
+    "gemma2, other caps": (
+        {"architecture": "gemma2", "num_layers": 3, "tied": True},
+        {
+            "attention.sliding_window": 6, "attn_logit_softcapping": 0.8,
+            "final_logit_softcapping": 3.0,
+        },
+        {},
+    ),
     "gemma3": ({"architecture": "gemma3"}, {}, {}),
     "gemma3, windows": (
         {"architecture": "gemma3", "num_layers": 7},

@@ -139,7 +139,7 @@ class TinyModel:
             found = {
                 name: (count * self.head_dim,) for name, count in zip(names, heads, strict=True)
             }
-        if self.architecture == "gemma3":
+        if self.architecture in ("gemma2", "gemma3"):
             of_mlp = [f"{side}_feedforward_layernorm.weight" for side in ("pre", "post")]
             found |= dict.fromkeys(of_mlp, (self.hidden_size,))
         if self.architecture == "glm4":
@@ -173,7 +173,7 @@ class TinyModel:
         """
         if self.architecture in MIXTURES:
             return {n: v for n, v in self.weights.items() if not is_of_experts(self, n)}
-        if self.architecture == "gemma3":
+        if self.architecture in ("gemma2", "gemma3"):
             return {n: w + np.float32("norm" in n) for n, w in self.weights.items()}
         if self.architecture != "granitemoehybrid":
             return self.weights

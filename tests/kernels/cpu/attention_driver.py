@@ -73,7 +73,8 @@ class Setting:
     """A pool and the shape of a model; `data` may be filled with anything before it is used.
 
     `window`: of the layer; 0: none. `sinks`: of its heads, scores as the model has them. `parts`:
-    into which heads are cut that all read the same; 0: each kv head has its own.
+    into which heads are cut that all read the same; 0: each kv head has its own. `cap`: of scores
+    as the model has them; 0: none.
     """
 
     layout: KvLayout
@@ -82,12 +83,17 @@ class Setting:
     window: int = 0
     sinks: Array | None = None
     parts: int = 0
+    cap: float = 0
     keep: list[Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         size = self.num_blocks * self.layout.block_bytes
         # 0xFF in every byte: NaN as float32, as bfloat16 and as a scale.
         self.data = aligned(size, 0xFF).reshape(self.num_blocks, self.layout.block_bytes)
+
+    @property
+    def cap_bits(self) -> int:
+        return int(np.float32(self.cap * np.log2(np.e)).view(np.int32))
 
     @property
     def work_heads(self) -> int:
@@ -202,7 +208,7 @@ class Setting:
             (Attention.PARTIALS, partials.ctypes.data), (Attention.WINDOW, self.window),
             (Attention.SINKS, address_of(sinks)), (Attention.VALUE_DIM, layout.own_value_dim),
             (Attention.HEAD_STRIDE, 0 if self.parts else layout.head_bytes),
-            (Attention.QUERIES_FIRST_WORD, StepWord.FIRST_TOKEN),
+            (Attention.QUERIES_FIRST_WORD, StepWord.FIRST_TOKEN), (Attention.CAP, self.cap_bits),
         ):  # fmt: skip
             record[word] = value
         total = len(items) * self.work_heads
@@ -256,13 +262,13 @@ def frequencies_of(head_dim: int) -> Array:
 
 def make_case(
     dtype: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int,
-    lengths: list[int], window: int = 0, sinks: Array | None = None,
+    lengths: list[int], window: int = 0, sinks: Array | None = None, cap: float = 0,
 ) -> Case:  # fmt: skip
     """Write random sequences into shuffled blocks of a pool that is full of NaN."""
     random = np.random.default_rng([num_heads, num_kv_heads, head_dim, block_size, *lengths])
     layout = KvLayout(dtype, 2, num_kv_heads, block_size, head_dim)
     counts = [-(-length // block_size) for length in lengths]
-    setting = Setting(layout, num_heads, sum(counts) + 3, window, sinks)
+    setting = Setting(layout, num_heads, sum(counts) + 3, window, sinks, cap=cap)
     blocks = random.permutation(setting.num_blocks)
     tables = np.full((len(lengths), max(counts) + 1), UNUSED_BLOCK, np.int32)
     for row, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
@@ -286,7 +292,7 @@ def make_case(
     expected = np.empty_like(rotated)
     paged_attention(
         rotated, held, LAYER, tables, rows, positions.astype(np.int32), head_dim**-0.5, 0,
-        len(positions) * num_kv_heads, expected, window or None, sinks,
+        len(positions) * num_kv_heads, expected, window or None, sinks, cap or None,
     )  # fmt: skip
     return Case(setting, tables, lengths, positions, queries, expected.reshape(len(positions), -1))
 
@@ -320,6 +326,7 @@ def digests(dtypes: list[str]) -> dict[str, list[Any]]:
         for shape in [
             (9, 3, 64, 16, [1, 17, 130]), (4, 4, 40, 24, [100]), (8, 1, 80, 8, [1100]),
             (9, 3, 64, 16, [2300], 1050), (4, 2, 64, 16, [1100], 128, SINKS),
+            (4, 2, 64, 16, [1100], 0, None, 1.5),
         ]:  # fmt: skip
             case = make_case(dtype, *shape)
             result = case.attend(case.all_spans(), chunks=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,13 @@ class Source:
 
     def _kernel(self, text: str) -> dict[str, Kernel]:
         names = dict(vars(self._module))
+        # What the factory calls of its own module is to see what is broken, too.
+        for name, value in vars(self._module).items():
+            if isinstance(value, FunctionType) and value.__globals__ is vars(self._module):
+                names[name] = FunctionType(
+                    value.__code__, names, name, value.__defaults__, value.__closure__
+                )
+                names[name].__kwdefaults__ = value.__kwdefaults__
         factory = text
         if self._library is not None:
             of_library = {"__name__": self._library.__name__}

@@ -12,9 +12,11 @@ import pytest
 from bench.gpu.cases import draw_cases
 from bench.gpu.numerics import check_case
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
+from kernels.cuda.cap_logits import CapLogitsVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.gate_apart import GateApartVariant
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.operations import OPERATIONS
@@ -28,6 +30,7 @@ from tests.kernels.cuda.compiled import replaced, run_compiled, text_of, without
 from tests.ptx import Fault, Race
 
 NORM, ROPE = RmsNormVariant("bfloat16", 576), RopeWriteKvVariant("float16", 96, 16, "float8")
+TWO_WARPS = RopeWriteKvVariant("float32", 512, 16, has_head_norms=True, norms_values=True)
 ROWS, PRODUCT = (
     QuantizedRowsVariant("Q4_1", "bfloat16"),
     QuantizedMatmulVariant("Q4_0", "bfloat16", 16),
@@ -40,6 +43,7 @@ DENSE = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
     "variant",
     [
         AdjustLogitsVariant(),
+        CapLogitsVariant(),
         CopyBlocksVariant(),
         DENSE,
         EmbeddingVariant("bfloat16"),
@@ -50,9 +54,13 @@ DENSE = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
         NORM,
         RopeWriteKvVariant("bfloat16", 64, 16),
         ROPE,
+        TWO_WARPS,
+        RmsNormVariant("bfloat16", 256, norms_added=True, scales_sums=True),
+        GateApartVariant("bfloat16", "gelu"),
         GateMulVariant("bfloat16"),
         Relu2Variant("bfloat16"),
         RouteExpertsVariant(8, 2),
+        RouteExpertsVariant(8, 2, has_factors=True),
         dataclasses.replace(DENSE, normalises=False, of_experts=True),
         pytest.param(LargestLogitsVariant(), marks=pytest.mark.slow),  # and all that sample
     ],
@@ -80,7 +88,8 @@ def test_every_compiled_kernel_is_right_and_a_rows_bits_are_its_own(variant):
 
 
 @pytest.mark.parametrize(
-    ("variant", "kind"), [(NORM, "bar.sync"), (PRODUCT, "bar.sync"), (DENSE, "bar.sync")]
+    ("variant", "kind"),
+    [(NORM, "bar.sync"), (TWO_WARPS, "bar.sync"), (PRODUCT, "bar.sync"), (DENSE, "bar.sync")],
 )
 def test_no_barrier_can_be_left_out(variant, kind):
     case, texts = draw_cases(variant)[0], list(without(text_of(variant), kind))

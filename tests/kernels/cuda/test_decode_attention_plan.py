@@ -23,6 +23,7 @@ from kernels.cuda.attention_chunks import (
     tiles_of_chunk,
 )
 from kernels.cuda.attention_decode import DecodePlan, DecodeVariant
+from kernels.cuda.attention_wide import WideDecodeVariant
 from kernels.cuda.latent_attention import LatentDecodeVariant
 
 H200 = 132
@@ -172,6 +173,7 @@ def test_no_plan_of_fewer_rows_or_shorter_ones_has_more_partials_than_is_said():
     of_heads = [
         DecodeVariant("bfloat16", 128, 4, 16), DecodeVariant("bfloat16", 128, 16, 16, "int8"),
         DecodeVariant("float32", 256, 8, 16), DecodeVariant("bfloat16", 64, 4, 16, None, True),
+        WideDecodeVariant("bfloat16", 512, 8, 16), WideDecodeVariant("float32", 512, 8, 16),
     ]  # fmt: skip
     of_latents = [
         LatentDecodeVariant("bfloat16", heads, rank, 64, 16)

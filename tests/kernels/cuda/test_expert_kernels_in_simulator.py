@@ -47,6 +47,7 @@ ROUNDED = DenseMatmulVariant("float16", 16, "rounded", of_experts=True)
 ROUTE = RouteExpertsVariant(40, 6, normalises=False)
 SIGMOID = RouteExpertsVariant(40, 6, True, "sigmoid", True)
 CORRECTED = RouteExpertsVariant(8, 2, False, "softmax", True)
+FACTORS = RouteExpertsVariant(40, 6, has_factors=True)
 LOGITS = RouterLogitsVariant("bfloat16", 8)
 ADD = AddExpertsVariant("float16", 6)
 
@@ -56,7 +57,8 @@ ADD = AddExpertsVariant("float16", 6)
     "variant",
     [
         LOGITS, RouterLogitsVariant("float16", 1), RouteExpertsVariant(8, 2), ROUTE,
-        SIGMOID, CORRECTED, RouteExpertsVariant(33, 4, False, "sigmoid"),
+        SIGMOID, CORRECTED, RouteExpertsVariant(33, 4, False, "sigmoid"), FACTORS,
+        dataclasses.replace(FACTORS, normalises=False, scores="sigmoid", corrects=True),
         ADD, AddExpertsVariant("float32", 1), AddExpertsVariant("bfloat16", 9),
         QUANTISED, ZEROS, GATED, ROUNDED,
     ],
@@ -135,8 +137,9 @@ def test_tokens_are_taken_one_by_one_only_where_there_is_one():
 
 NORMALISED = RouteExpertsVariant(8, 2)
 NORMALISED_SOURCE = Source(route_experts, "make_route_experts", NORMALISED)
-ROUTE_SOURCE, SIGMOID_SOURCE, CORRECTED_SOURCE = (
-    Source(route_experts, "make_route_experts", variant) for variant in (ROUTE, SIGMOID, CORRECTED)
+ROUTE_SOURCE, SIGMOID_SOURCE, CORRECTED_SOURCE, FACTORS_SOURCE = (
+    Source(route_experts, "make_route_experts", variant)
+    for variant in (ROUTE, SIGMOID, CORRECTED, FACTORS)
 )
 
 
@@ -212,6 +215,11 @@ ADD_SOURCE = Source(add_experts, "make_add_experts", ADD)
          "everything = warp_sum(everything)", "pass"),
         (lambda: draw_cases(CORRECTED)[0], CORRECTED_SOURCE,
          "if scores_apart and not normalises:", "if False:"),
+        (lambda: draw_cases(FACTORS)[0], FACTORS_SOURCE,
+         "weight = multiply_float32(weight, factor)", "pass"),
+        (lambda: draw_cases(FACTORS)[0], FACTORS_SOURCE,
+         "factors[expert_of[token * chosen + lane]]", "factors[expert]"),
+        (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "if has_factors:", "if True:"),
         (lambda: draw_cases(LOGITS)[0], LOGITS_SOURCE, "first_token + t < num_tokens", "True"),
         (lambda: draw_cases(LOGITS)[0], LOGITS_SOURCE, "part * ROUTER_VECTOR", "0"),
         (lambda: draw_cases(LOGITS)[0], LOGITS_SOURCE, "expert < num_experts", "True"),

@@ -14,6 +14,7 @@ from bench.gpu.cases import latent_attention as latent_cases
 from bench.gpu.cases import quantized_matmul as quantized_cases
 from kernels.cuda.attention_chunks import SHARERS, TILE_TOKENS, least_chunk_tiles, tiles_of_chunk
 from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_wide import WideDecodeVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.latent_attention import LatentDecodeVariant
 from kernels.cuda.quantized_formats import FORMATS, packed_bytes
@@ -23,6 +24,7 @@ from tests.kernels.cuda.simulation import simulate
 from tests.kernels.cuda.test_launches_that_begin_early import (
     ADDED,
     DECODE,
+    DECODE_OF_512,
     LATENT_DECODE,
     MINIMA,
     WIDE_DECODE,
@@ -124,6 +126,35 @@ def test_attention_over_latents_has_the_first_tile_of_each_block_of_threads_fetc
             at = table[block] * stride + offset + slot * variant.row_elements
             expected[at : at + TILE_TOKENS * variant.row_elements] += variant.units
     assert expected.any()
+    np.testing.assert_array_equal(fetched_of_the_pool(case, monkeypatch), expected)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "variant",
+    [DECODE_OF_512, WideDecodeVariant("float16", 512, 9, 32)],
+    ids=lambda one: one.name,
+)
+def test_attention_with_heads_of_512_has_the_first_tile_of_each_block_of_threads_fetched(
+    variant, monkeypatch
+):
+    kv_heads, splits = 2, 2
+    case = decode_cases.draw_case(variant, (131, 0), num_kv_heads=kv_heads, splits=splits)
+    pool, tables, lengths = (case.arrays[name] for name in ("pool", "block_tables", "seq_lens"))
+    stride, *offsets = case.launches[0].arguments[-5:-2]
+    expected = np.zeros(pool.size, np.int64)
+    for table, length in zip(tables, lengths, strict=True):
+        tiles = -(-int(length) // TILE_TOKENS)
+        for split in range(splits):
+            tile = split * tiles_of_chunk(tiles, least_chunk_tiles(None))
+            if tile >= tiles:
+                continue
+            block, slot = divmod(tile * TILE_TOKENS, variant.block_size)
+            for offset, kv_head in itertools.product(offsets, range(kv_heads)):
+                head = kv_head * variant.block_size + slot
+                at = table[block] * stride + offset + head * variant.head_size
+                expected[at : at + TILE_TOKENS * variant.head_size] += 1
+    assert expected.max() == 1
     np.testing.assert_array_equal(fetched_of_the_pool(case, monkeypatch), expected)
 
 

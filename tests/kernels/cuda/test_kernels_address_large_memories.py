@@ -19,6 +19,7 @@ from bench.gpu.cases import (
 )
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
+from kernels.cuda.attention_wide import WideDecodeVariant, WidePrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.logprobs import LogprobsVariant
@@ -92,6 +93,19 @@ def test_attention_finds_blocks_and_queries(kind, window, dtype, kv_dtype, run):
 def test_decode_attention_whose_places_are_of_32_bits_finds_them_too(run):
     variant = DecodeVariant("bfloat16", 256, 4, 16, None, True)
     case = attention_decode.draw_case(variant, (18, 3), num_kv_heads=1, splits=2, window=5)
+
+    assert faults(spread_pool_and_query(case), run) == []
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", [WideDecodeVariant, WidePrefillVariant])
+def test_attention_with_heads_of_512_finds_them_too(kind, dtype, run):
+    variant = kind(dtype, 512, 2, 16)
+    if kind is WideDecodeVariant:
+        case = attention_decode.draw_case(variant, (18, 3), num_kv_heads=1)
+    else:
+        case = attention_prefill.draw_case(variant, ((2, 18), (1, 3)), num_kv_heads=1)
 
     assert faults(spread_pool_and_query(case), run) == []
 

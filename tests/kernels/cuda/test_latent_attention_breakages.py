@@ -8,11 +8,12 @@ from bench.gpu.cases.latent_attention import draw_decode, draw_prefill
 from kernels.cuda import (
     attention_chunks,
     attention_merge,
-    latent_attention_float32,
-    latent_attention_layout,
-    latent_attention_results,
+    attention_shared_float32,
+    attention_shared_float32_tile,
+    attention_shared_layout,
+    attention_shared_results,
+    attention_shared_tile,
     latent_attention_tensor,
-    latent_attention_tile,
 )
 from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVariant
 from tests.kernels.cuda.simulation import Source, simulate
@@ -44,7 +45,7 @@ def short_chunks(monkeypatch):
 
 def source(variant, library=None):
     """Return the source of a variant's kernel, or of a module that it is made with."""
-    module = latent_attention_float32 if variant.is_float32 else latent_attention_tensor
+    module = attention_shared_float32 if variant.is_float32 else latent_attention_tensor
     return Source(module, MAKERS[variant.is_float32, type(variant)], variant, library)
 
 
@@ -70,8 +71,8 @@ def test_no_step_of_the_merge_can_be_left_out(variant, seed):
             simulate(case, kernels=broken.without(line), seed=seed)
 
 
-TILE, RESULTS, LAYOUT = latent_attention_tile, latent_attention_results, latent_attention_layout
-PLAIN = latent_attention_float32
+TILE, RESULTS, LAYOUT = attention_shared_tile, attention_shared_results, attention_shared_layout
+PLAIN, PLAIN_TILE = attention_shared_float32, attention_shared_float32_tile
 HEADS = "heads[r] = (first_query + token) * num_heads + head if is_any"
 
 # Variant, rows, splits, module, old, new.
@@ -81,7 +82,7 @@ BREAKAGES = [
     (DECODE, (3,), 1, TILE, "scores[r // 2 * 2 + n, r % 2 * 2 + c] = MINUS_INFINITY", "pass"),
     (DECODE, (16,), 1, TILE, "score if part == 0 else scores[n, c] + score", "score"),
     (DECODE, (19,), 1, TILE, "row_words + VECTOR * (lane >> 4)", "row_words"),
-    (FLOAT32, (5,), 1, PLAIN, "score if t < left else MINUS_INFINITY", "score"),
+    (FLOAT32, (5,), 1, PLAIN_TILE, "score if t < left else MINUS_INFINITY", "score"),
     (PREFILL, ((3, 3),), 1, TILE, "seen + token - first_token", "seen - first_token"),
     (PREFILL, ((12, 12),), 1, None, "int32(context + first_token + 1)", "int32(context + 1)"),
     (PREFILL, ((12, 12),), 1, TILE, "cuda.blockIdx.y if units_are_second else ", ""),
@@ -109,19 +110,20 @@ MORE_BREAKAGES = [
     (DECODE, (5, 5), 1, None, "element = row * query_stride", "element = 0 * query_stride"),
     (DECODE, (3,), 1, None, "if is_any else int64(-1)", ""),
     (DECODE, (69,), 1, RESULTS, "scaled_sum(total[n, c], shrink", "scaled_sum(total[n, c], share"),
-    (DECODE, (69,), 2, RESULTS, "part = sums[v * slots + k // own", "part = sums[v * slots"),
+    (DECODE, (69,), 2, RESULTS, "part = sums[v * rows + k // own", "part = sums[v * rows"),
     (DECODE, (69,), 2, RESULTS, "if is_any:", "if False:"),
     (DECODE, (69,), 2, RESULTS, "slots * THREADS] = mass", "slots * THREADS] = peak"),
-    (DECODE, (16,), 1, RESULTS, "warp_columns * warp + 8", "8"),
+    (DECODE, (16,), 1, RESULTS, "warp_elements * warp + 8", "8"),
     (TWELVE, (16,), 1, RESULTS, "c = slot // 2 * stride + n, slot % 2 * 2",
      "c = slot // 2 * stride + n, 0 * slot"),
-    (FLOAT32, (5,), 1, PLAIN, "32 * j + lane < vectors", "True"),
-    (FLOAT32, (20,), 1, PLAIN, "element += at_once * row_elements", "pass"),
-    (FLOAT32, (20,), 1, PLAIN, "mass[0] *= shrink", "pass"),
-    (FLOAT32, (20,), 1, PLAIN, "sums[n, k] *= shrink", "pass"),
-    (FLOAT32, (5,), 1, PLAIN, "t < left, lane", "True, lane"),
-    (LARGE_FLOAT32, (20,), 1, PLAIN, "first_token % block_size * row_elements", "0"),
-    (FLOAT32, (20,), 1, PLAIN, "* scale_log2e\n", "\n"),
+    (FLOAT32, (5,), 1, PLAIN_TILE, "32 * j + lane < vectors", "True"),
+    (FLOAT32, (20,), 1, PLAIN_TILE, "element += at_once * row_elements", "pass"),
+    (FLOAT32, (20,), 1, PLAIN_TILE, "mass[0] *= shrink", "pass"),
+    (FLOAT32, (20,), 1, PLAIN_TILE, "sums[n, k] *= shrink", "pass"),
+    (FLOAT32, (5,), 1, PLAIN_TILE, "element + t * row_elements, t < left",
+     "element + t * row_elements, True"),
+    (LARGE_FLOAT32, (20,), 1, PLAIN_TILE, "first_token % block_size * row_elements", "0"),
+    (FLOAT32, (20,), 1, PLAIN_TILE, "* scale_log2e\n", "\n"),
     (FLOAT32, (69,), 2, RESULTS, "partials[state] = peak[slot]", "partials[state] = mass[slot]"),
     (FLOAT32, (16,), 1, RESULTS, "128 * n + 4 * lane", "4 * lane"),
     (PREFILL, ((2, 5), (1, 9)), 1, None, "* query_stride + head * row_elements", "+ head"),
@@ -131,9 +133,9 @@ MORE_BREAKAGES = [
     (PREFILL, ((12, 12),), 1, TILE, "n = m * own_steps + i", "n = i"),
     (PREFILL, ((12, 12),), 1, TILE, "(2 * row_tiles * part + n)", "(2 * row_tiles * part + n % 2)"),
     (PREFILL_UNITS, ((1, 3),), 1, None, "unit = int64(cuda.blockIdx.y)", "unit = int64(0)"),
-    (PREFILL_FLOAT32, ((3, 9),), 1, None, "seen = int32(context + token + 1)",
+    (PREFILL_FLOAT32, ((3, 9),), 1, PLAIN, "seen = int32(context + token + 1)",
      "seen = int32(context + 1)"),
-    (PREFILL_FLOAT32, ((3, 9), (1, 2)), 1, None, "token += first_token", "pass"),
+    (PREFILL_FLOAT32, ((3, 9), (1, 2)), 1, PLAIN, "token += first_token", "pass"),
 ]  # fmt: skip
 """Noticed by the same comparison as those above: `make test-slow` does them, and `make test` sees
 that they are pieces of the source still."""

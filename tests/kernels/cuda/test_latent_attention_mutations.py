@@ -7,9 +7,9 @@ import pytest
 from bench.gpu.cases.latent_attention import draw_decode, draw_prefill
 from kernels.cuda import (
     attention_chunks,
-    latent_attention_float32,
+    attention_shared_float32,
+    attention_shared_tile,
     latent_attention_tensor,
-    latent_attention_tile,
 )
 from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVariant
 from tests.kernels.cuda.simulation import Source, simulate
@@ -21,9 +21,9 @@ PREFILL = LatentPrefillVariant("bfloat16", 3, 256, 32, 16)
 SOURCES = {
     "decode": Source(latent_attention_tensor, "make_tensor_latent_decode", DECODE),
     "prompts": Source(latent_attention_tensor, "make_tensor_latent_prefill", PREFILL),
-    "float32": Source(latent_attention_float32, "make_float32_latent_decode", FLOAT32),
+    "float32": Source(attention_shared_float32, "make_float32_latent_decode", FLOAT32),
     "copies": Source(
-        latent_attention_tensor, "make_tensor_latent_decode", DECODE, latent_attention_tile
+        latent_attention_tensor, "make_tensor_latent_decode", DECODE, attention_shared_tile
     ),
 }
 DELETED = [(name, line) for name, source in SOURCES.items() for line in source.synchronisations()]

@@ -99,7 +99,8 @@ def normed_rows(case: Case, variant: LatentWriteVariant, run) -> Array:
     arrays = {
         "out": nothing, "residual": nothing, "x": latents, "weight": case.arrays["weight"],
     }  # fmt: skip
-    given = ("out", "residual", "x", "weight", "weight", EPS, "weight", *NOTHING.arguments)
+    weights = "weight", "weight"
+    given = ("out", "residual", "x", *weights, EPS, 1.0, "weight", *NOTHING.arguments)
     launch = Launch(norm, norm.grid(len(latents)), given)
     expected = {"out": Expected(variant.dtype, np.zeros(latents.shape), np.inf)}
     return run(Case(norm.name, arrays, (launch,), expected))["out"]

@@ -26,17 +26,17 @@ from kernels.cuda.rms_norm import RmsNormVariant
 
 fetched = (2**46, 301, 2**33, 144)
 pointers = (0x7F0000000100, 0x7F0000000200, 0, 0x7F0000000300)
-norm = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 8 4 8 8 8 8")
-norm.launch((7, 1, 1), 0x7FFF12345678, *pointers, 2**47, 1e-5, *fetched)
+norm = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 8 4 4 8 8 8 8")
+norm.launch((7, 1, 1), 0x7FFF12345678, *pointers, 2**47, 1e-5, 0.75, *fetched)
 print(norm.attributes())
 product = LoadedKernel(QuantizedMatmulVariant("Q4_0", "bfloat16", 8), b"8 8 8 8 8 8 4 8 8")
 product.launch((1, 2, 3), 0, 1, 2, 3, 2**40, -1, 5, -6, 7, 2**45)
 product.launch((0, 2, 3), 0, 1, 2, 3, 4, 4, 5, 6, 7, 8)
-early = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 8 4 8 8 8 8", begins_early=True)
+early = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 8 4 4 8 8 8 8", begins_early=True)
 for tokens in 7, 8:
-    early.launch((tokens, 1, 1), 0x7FFF12345678, *pointers, tokens, 1e-5, *fetched)
+    early.launch((tokens, 1, 1), 0x7FFF12345678, *pointers, tokens, 1e-5, 0.75, *fetched)
 try:
-    norm.launch((1, 1, 1), 0xBAD, 1, 2, 3, 4, 5, 1.0, *fetched)
+    norm.launch((1, 1, 1), 0xBAD, 1, 2, 3, 4, 5, 1.0, 1.0, *fetched)
 except DriverError as error:
     print(error)
 """
@@ -67,6 +67,7 @@ def test_grid_block_stream_and_every_argument_arrive_as_the_kernel_takes_them(li
     assert fault == "cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS"
     pointers = (0x7F0000000100, 0x7F0000000200, 0, 0x7F0000000300, 2**47)
     fetched = [struct.pack("<q", value).hex() for value in (2**46, 301, 2**33, 144)]
+    numbers = [struct.pack("<f", 1e-5).hex(), struct.pack("<f", 0.75).hex(), *fetched]
     block, rest = "block {} 1 1", "shared 0 stream {} extra (nil)"
 
     def early_launch(tokens):
@@ -74,15 +75,13 @@ def test_grid_block_stream_and_every_argument_arrive_as_the_kernel_takes_them(li
         yield f"launch 0x2222 grid {tokens} 1 1 {block.format(64)} {rest.format('0x7fff12345678')}"
         for pointer in (*pointers[:4], tokens):
             yield struct.pack("<Q", pointer).hex()
-        yield struct.pack("<f", 1e-5).hex()
-        yield from fetched
+        yield from numbers
 
     assert done.stderr.splitlines() == [
         "function rms_norm_add_float32_e256 of 0x1111",
         f"launch 0x2222 grid 7 1 1 {block.format(64)} {rest.format('0x7fff12345678')}",
         *(struct.pack("<Q", pointer).hex() for pointer in pointers),
-        struct.pack("<f", 1e-5).hex(),
-        *fetched,
+        *numbers,
         "function quantized_matmul_q4_0_bfloat16_m8 of 0x1111",
         f"launch 0x2222 grid 1 2 3 {block.format(256)} {rest.format('(nil)')}",
         *(struct.pack("<q", value).hex() for value in (1, 2, 3, 2**40, -1, 5)),

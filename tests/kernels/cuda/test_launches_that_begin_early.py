@@ -22,16 +22,19 @@ from kernels.cuda import (
     add_experts,
     attention_decode_float32,
     attention_decode_tensor,
+    attention_shared_float32,
+    attention_wide_tensor,
     build,
+    cap_logits,
     delta_rule,
     dense_matmul_tensor,
+    gate_apart,
     gate_attended,
     gate_mul,
     gated_convolution,
     gated_norm,
     gated_row_norm,
     joint_norms,
-    latent_attention_float32,
     latent_attention_tensor,
     latent_write,
     mamba2_inputs,
@@ -46,10 +49,13 @@ from kernels.cuda import (
 )
 from kernels.cuda.add_experts import AddExpertsVariant
 from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_wide import WideDecodeVariant
+from kernels.cuda.cap_logits import CapLogitsVariant
 from kernels.cuda.delta_rule import DeltaRuleVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.disassembly import find_disassembler
 from kernels.cuda.fitted_ptx import EARLY_LAUNCHES, fitted
+from kernels.cuda.gate_apart import GateApartVariant
 from kernels.cuda.gate_attended import GateAttendedVariant
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.gated_convolution import GatedConvolutionVariant
@@ -79,6 +85,7 @@ ADDED = DenseMatmulVariant("bfloat16", 8, "added", panel_rows=16)
 MINIMA = QuantizedMatmulVariant("Q4_1", "bfloat16", 8)
 DECODE = DecodeVariant("bfloat16", 64, 3, 16)
 WIDE_DECODE = DecodeVariant("bfloat16", 256, 4, 16, None, True)
+DECODE_OF_512 = WideDecodeVariant("bfloat16", 512, 2, 16)
 CONVOLUTION = ShortConvolutionVariant("float16", 96, 64, 3)
 DELTA_RULE = DeltaRuleVariant("float16", 96, 64, 3, True)
 GATED_CONVOLUTION = GatedConvolutionVariant("bfloat16", 3)
@@ -96,6 +103,8 @@ MODULES = {
     RmsNormVariant("float32", 256): rms_norm,
     RopeWriteKvVariant("bfloat16", 64, 16): rope_write_kv,
     GateMulVariant("float32"): gate_mul,
+    GateApartVariant("bfloat16", "gelu"): gate_apart,
+    CapLogitsVariant(): cap_logits,
     Relu2Variant("float32"): relu2,
     RouterLogitsVariant("bfloat16", 8): router_logits,
     RouteExpertsVariant(8, 2): route_experts,
@@ -105,6 +114,8 @@ MODULES = {
     DECODE: attention_decode_tensor,
     WIDE_DECODE: attention_decode_tensor,
     DecodeVariant("float32", 64, 2, 16): attention_decode_float32,
+    DECODE_OF_512: attention_wide_tensor,
+    WideDecodeVariant("float32", 512, 2, 16): attention_shared_float32,
     CONVOLUTION: short_convolution,
     DELTA_RULE: delta_rule,
     GATED_CONVOLUTION: gated_convolution,
@@ -113,7 +124,7 @@ MODULES = {
     JOINT_NORMS: joint_norms,
     LATENT_WRITE: latent_write,
     LATENT_DECODE: latent_attention_tensor,
-    LATENT_FLOAT32: latent_attention_float32,
+    LATENT_FLOAT32: attention_shared_float32,
     MAMBA2_INPUTS: mamba2_inputs,
     SELECTIVE_SCAN: selective_scan,
     ROW_NORM: gated_row_norm,
@@ -127,7 +138,7 @@ ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
 READS_EARLY = {
     DECODE: 2, WIDE_DECODE: 2, ROPE: 6, CONVOLUTION: 7, DELTA_RULE: 4, GATED_CONVOLUTION: 11,
     JOINT_NORMS: 4, MAMBA2_INPUTS: 19, SELECTIVE_SCAN: 5, ROW_NORM: 7,
-    LATENT_WRITE: 7, LATENT_DECODE: 2,
+    LATENT_WRITE: 7, LATENT_DECODE: 2, DECODE_OF_512: 2,
 }  # fmt: skip
 """A row's length and its first tile's block; position, slot, and two vectors each of two angles; a
 token's row, four numbers of that, a head's rate and bias; a row's numbers; a token's row, its
@@ -251,7 +262,7 @@ def test_text_is_fitted_to_what_the_device_has(variant):
     "variant",
     [
         *(GATED, DECODE, WIDE_DECODE, ROPE, CONVOLUTION, DELTA_RULE, GATED_CONVOLUTION),
-        *(MAMBA2_INPUTS, SELECTIVE_SCAN, ROW_NORM, LATENT_WRITE, LATENT_DECODE),
+        *(MAMBA2_INPUTS, SELECTIVE_SCAN, ROW_NORM, LATENT_WRITE, LATENT_DECODE, DECODE_OF_512),
         pytest.param(MINIMA, marks=pytest.mark.slow),
     ],
     ids=lambda one: one.name,

@@ -1,9 +1,9 @@
 """A tile of 16 tokens in shared memory, and what a block of threads makes of it on tensor cores.
 
-*In shared memory* a tile is 16 rows of R + P elements, (R + P) / 8 vectors of 16 bytes, and one
-vector of nothing behind each row: so a row is an odd number of vectors, and `ldmatrix`, whose eight
-lanes read the same vector of eight rows, hits different eighths of 128 bytes. Eight threads copy a
-row, neighbouring vectors at a time:
+*In shared memory* a stage is 16 rows of D elements, D / 8 vectors of 16 bytes, and one vector of
+nothing behind each row: so a row is an odd number of vectors, and `ldmatrix`, whose eight lanes
+read the same vector of eight rows, hits different eighths of 128 bytes. Eight threads copy a row,
+neighbouring vectors at a time:
 
     token        row 0   │ v0 v1 … v7 │ v8 … │ … v71 │ – │           thread t copies of row t // 8
                  row 1   │ v0 v1 … v7 │ v8 … │ … v71 │ – │           the vectors t % 8, t % 8 + 8, …
@@ -12,16 +12,17 @@ row, neighbouring vectors at a time:
 *Scores* (C, 16 places by 16 tokens) = queries (A) · rows (B). The steps of 16 elements go round
 among the warps, so a warp needs a quarter of the queries and holds those in registers:
 
-    step     0   1   2   3   4   5   6  …  35         R 512, P 64: nine steps a warp; for other
+    step     0   1   2   3   4   5   6  …  35         D 576: nine steps a warp; for other
     warp     0   1   2   3   0   1   2      3         shapes warps 2 and 3 may have one less
 
 A warp lays its part of the scores down in shared memory, a vector of a lane beside that of the
 next, and reads all four parts of its own lane: they are added in the order of the warps. So all
 warps have the same scores, and each makes the weights of them for itself: 8 numbers a lane.
 
-*Sums* (C, 16 places by R/4 elements of a warp) += weights (A) · latents (B). The scores, packed,
-are the weights' fragment, and the same rows in shared memory are read transposed. One product more,
-with ones, is the mass: it sums what latents are weighted with, rounded as it is.
+*Sums* (C, 16 places by S/4 elements of a warp) += weights (A) · rows (B), the first S elements of
+these, which may be the rows of the scores or others. The scores, packed, are the weights' fragment,
+and rows in shared memory are read transposed. One product more, with ones, is the mass: it sums
+what rows are weighted with, rounded as it is.
 
 For prompts there are two tiles of places, `row_tiles`, and all that is read of rows from shared
 memory is multiplied with both.
@@ -40,6 +41,7 @@ from numba import cuda, float32, int32, uint32
 
 from kernels.cuda.attention_chunks import NO_PEAK, TILE_TOKENS
 from kernels.cuda.attention_prefill_tensor import ONE_TWICE
+from kernels.cuda.attention_shared_layout import VECTOR, WARPS, SharedTileVariant
 from kernels.cuda.attention_variant import SLACK
 from kernels.cuda.instructions.addresses import anew, multiply_add_wide
 from kernels.cuda.instructions.async_copies import commit_copies, copy_async
@@ -54,7 +56,6 @@ from kernels.cuda.instructions.conversions import (
 from kernels.cuda.instructions.exact_float32 import multiply_add
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES, load_tiles, load_transposed_tiles
 from kernels.cuda.instructions.vectors import load_vector, load_word, store_vector
-from kernels.cuda.latent_attention_layout import VECTOR, WARPS, LatentAttentionVariant
 from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
 
 STAGES: Final = 2
@@ -66,11 +67,11 @@ MINUS_INFINITY: Final = float32(-math.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class LatentTile:
+class SharedTile:
     """Numbers and device functions of one variant; what these do stands where they are defined.
 
-    `stage_words`: of a tile in shared memory. `query_rows`: of four words, a lane's queries.
-    `sum_rows`: of a lane's sums of a tile of places, the last of which is the masses.
+    `stage_words`: of a tile of rows in shared memory. `query_rows`: of four words, a lane's
+    queries. `sum_rows`: of a lane's sums of a tile of places, the last of which is the masses.
     """
 
     stage_words: int
@@ -80,12 +81,14 @@ class LatentTile:
     load_query: DeviceFunction
     clear: DeviceFunction
     add_scores: DeviceFunction
-    add_latents: DeviceFunction
+    make_weights: DeviceFunction
+    add_weighted: DeviceFunction
 
 
-def make_latent_tile(variant: LatentAttentionVariant) -> LatentTile:
+def make_shared_tile(variant: SharedTileVariant) -> SharedTile:
     """Return the functions for a variant of 16 bits."""
-    num_heads, places = variant.num_heads, variant.places
+    heads = variant.heads
+    places_of_unit = 0 if variant.HAS_KV_HEADS else variant.block_places
     row_elements, block_size = variant.row_elements, variant.block_size
     row_words = row_elements // 2 + VECTOR
     stage_words = TILE_TOKENS * row_words
@@ -93,7 +96,7 @@ def make_latent_tile(variant: LatentAttentionVariant) -> LatentTile:
     copies = -(-vectors // 8)  # of a thread
     steps = row_elements // STEP
     own_steps = -(-steps // WARPS)
-    warp_words = variant.rank // 8  # of a row, the latents that a warp sums
+    warp_words = variant.sum_elements // 8  # of a row, what a warp sums
     row_tiles, columns = variant.ROW_TILES, variant.columns
     units_are_second = variant.UNITS_ARE_SECOND
     sum_rows = columns + 1  # of a tile of places
@@ -104,14 +107,17 @@ def make_latent_tile(variant: LatentAttentionVariant) -> LatentTile:
     @cuda.jit(device=True, inline="always")
     def start_copies(
         tiles: Pointer, stage: Scalar, pool: Pointer, block: Scalar, tile: Scalar,
-        num_tokens: Scalar, block_stride: Scalar, layer_offset: Scalar,
+        num_tokens: Scalar, block_stride: Scalar, offset: Scalar,
     ) -> None:  # fmt: skip
-        """Start copying a tile, which is in `block`, to a stage; zeros for tokens past the end."""
+        """Start copying a tile, which is in `block`, to a stage; zeros for tokens past the end.
+
+        `offset`: in a block, of its first row.
+        """
         thread = anew(cuda.threadIdx.x)  # where it copies is computed here, not kept
         row, vector = thread // 8, thread % 8
         first_token = int32(tile * TILE_TOKENS)
         slot = int32(first_token % block_size + row)
-        source = multiply_add_wide(block, int32(block_stride), layer_offset)
+        source = multiply_add_wide(block, int32(block_stride), offset)
         source += int32(slot * row_elements + 8 * vector)
         target = int32(stage * stage_words + row * row_words + VECTOR * vector)
         is_wanted = int32(first_token + row) < num_tokens
@@ -170,12 +176,11 @@ def make_latent_tile(variant: LatentAttentionVariant) -> LatentTile:
             store_vector(parts, ((2 * row_tiles * warp + n) * 32 + lane) * VECTOR, words, 0)
 
     @cuda.jit(device=True, inline="always")
-    def add_latents(
+    def make_weights(
         sums: Local, peak: Local, scores: Local, words: Local, weights: Local, parts: Pointer,
-        tiles: Pointer, stage: Scalar, tile: Scalar, seen: Scalar, scale_log2e: Scalar,
-        lane: Scalar, warp: Scalar,
+        tile: Scalar, seen: Scalar, scale_log2e: Scalar, lane: Scalar,
     ) -> None:  # fmt: skip
-        """Make weights of everybody's parts of the scores, and add what they weigh to the sums.
+        """Make weights of everybody's parts of the scores; sums shrink where a peak has risen.
 
         `seen`: how many tokens of the row the block's first query token sees; the next one sees one
         more. Of places that are nobody's any number will do: rows past the end are zeros.
@@ -191,9 +196,9 @@ def make_latent_tile(variant: LatentAttentionVariant) -> LatentTile:
         if int32(first_token + TILE_TOKENS) > seen:
             # Computed here, not kept: there is no register to spare.
             unit = cuda.blockIdx.y if units_are_second else cuda.blockIdx.x
-            place = anew(int32(unit * places + (lane >> 2)))
+            place = anew(int32(unit * places_of_unit + (lane >> 2)))
             for r in range(2 * row_tiles):
-                token = int32(place + 8 * r) // num_heads
+                token = int32(place + 8 * r) // heads
                 left = int32(seen + token - first_token - 2 * (lane & 3))
                 for n in range(2):
                     for c in range(2):
@@ -227,6 +232,12 @@ def make_latent_tile(variant: LatentAttentionVariant) -> LatentTile:
                 high = multiply_add(scores[m, c + 1], scale_log2e, -peak[r])
                 weights[r // 2, 2 * n + r % 2] = pack(exp2(low), exp2(high))
 
+    @cuda.jit(device=True, inline="always")
+    def add_weighted(
+        sums: Local, words: Local, weights: Local, tiles: Pointer, stage: Scalar, lane: Scalar,
+        warp: Scalar,
+    ) -> None:  # fmt: skip
+        """Add what the weights weigh of a stage's rows to the sums."""
         first = int32(stage * stage_words + (lane & 15) * row_words + VECTOR * (lane >> 4))
         first = int32(first + warp_words * warp)
         for m in range(row_tiles):
@@ -240,7 +251,7 @@ def make_latent_tile(variant: LatentAttentionVariant) -> LatentTile:
                 multiply(sums, n, a, (words[0, 0], words[0, 1]))
                 multiply(sums, n + 1, a, (words[0, 2], words[0, 3]))
 
-    return LatentTile(
+    return SharedTile(
         stage_words, row_tiles * own_steps, sum_rows, start_copies, load_query, clear, add_scores,
-        add_latents,
+        make_weights, add_weighted,
     )  # fmt: skip

@@ -1,16 +1,16 @@
 """What a block of threads does with the sums of a chunk, and with those of a row at its end.
 
 Chunks are those of `attention_chunks`: a row's bits follow from its length because each chunk is
-summed by itself and chunks are merged in their order. In attention over latents all warps of a
-block work on the same tokens, so there is nothing to merge among them, and a thread's sums stay in
-its registers, those of the chunk beside those of the row so far:
+summed by itself and chunks are merged in their order. Here all warps of a block work on the same
+tokens, so there is nothing to merge among them, and a thread's sums stay in its registers, those of
+the chunk beside those of the row so far:
 
     row is one block of threads    total  ←  total merged with the chunk's sums        registers
     row is split over blocks       partials[chunk]  ←  the chunk's sums                memory
         the last one to finish     shared memory  ←  all of them merged (`attention_merge`)
                                    total  ←  shared memory
 
-Both ways run the same instructions on the same numbers. `sums` are as `latent_attention_layout`
+Both ways run the same instructions on the same numbers. `sums` are as `attention_shared_layout`
 draws them; in the partials a thread's numbers lie slot by slot, as `attention_partials` says:
 
     r of slot 0, on tensor cores     sums[0, 0], sums[0, 1], sums[1, 0], sums[1, 1], …
@@ -31,18 +31,18 @@ from kernels.cuda.attention_partials import (
     scaled_sum,
     shares,
 )
+from kernels.cuda.attention_shared_layout import VECTOR, WARPS, SharedTileVariant
 from kernels.cuda.instructions.conversions import (
     PAIR_CONVERSIONS,
     float32_to_word,
     word_to_float32,
 )
 from kernels.cuda.instructions.vectors import load_vector, store_vector, store_word
-from kernels.cuda.latent_attention_layout import VECTOR, LatentAttentionVariant
 from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
 
 
 @dataclass(frozen=True, slots=True)
-class LatentResults:
+class SharedResults:
     """Device functions for one variant; what they do stands where they are defined."""
 
     clear: DeviceFunction
@@ -51,15 +51,16 @@ class LatentResults:
     write_out: DeviceFunction
 
 
-def make_latent_results(variant: LatentAttentionVariant) -> LatentResults:
+def make_shared_results(variant: SharedTileVariant) -> SharedResults:
     """Return the functions."""
-    slots, columns, rank = variant.slots, variant.columns, variant.rank
+    slots, columns, own = variant.slots, variant.columns, variant.own
     layout, is_float32 = variant.layout, variant.is_float32
     entries, record = layout.entries, layout.record
-    own = 4 // slots  # numbers of a row that are of one slot
     vectors = entries // slots // VECTOR  # of a slot
+    rows = VECTOR // own  # that have one of its vectors
     pack: DeviceFunction = None if is_float32 else PAIR_CONVERSIONS[variant.dtype].pack
-    warp_columns = rank // 4
+    sum_elements = variant.sum_elements
+    warp_elements = sum_elements // WARPS
 
     @cuda.jit(device=True, inline="always")
     def clear(total: Local, peak: Local, mass: Local) -> None:
@@ -84,7 +85,7 @@ def make_latent_results(variant: LatentAttentionVariant) -> LatentResults:
             for slot in range(slots):
                 for v in range(vectors):
                     for k in range(VECTOR):
-                        part = sums[v * slots + k // own, slot * own + k % own]
+                        part = sums[v * rows + k // own, slot * own + k % own]
                         words[0, k] = float32_to_word(part)
                     place = ((slot * vectors + v) * THREADS + cuda.threadIdx.x) * VECTOR
                     store_vector(partials, first + place, words, 0)
@@ -117,7 +118,7 @@ def make_latent_results(variant: LatentAttentionVariant) -> LatentResults:
                     load_vector(words, 0, merged, place)
                 for k in range(VECTOR):
                     part = word_to_float32(words[0, k])
-                    total[v * slots + k // own, slot * own + k % own] = part
+                    total[v * rows + k // own, slot * own + k % own] = part
 
     @cuda.jit(device=True, inline="always")
     def write_out(
@@ -132,7 +133,7 @@ def make_latent_results(variant: LatentAttentionVariant) -> LatentResults:
         words = cuda.local.array((1, 4), uint32)
         for slot in range(slots):
             if heads[slot] >= 0:
-                element = heads[slot] * rank
+                element = heads[slot] * sum_elements
                 for n in range(columns):
                     if is_float32:
                         for k in range(4):
@@ -142,7 +143,7 @@ def make_latent_results(variant: LatentAttentionVariant) -> LatentResults:
                         m, c = slot // 2 * stride + n, slot % 2 * 2
                         low = quotient(total[m, c], mass[slot])
                         high = quotient(total[m, c + 1], mass[slot])
-                        place = warp_columns * warp + 8 * n + 2 * (lane & 3)
+                        place = warp_elements * warp + 8 * n + 2 * (lane & 3)
                         store_word(out, element + place, pack(low, high))
 
-    return LatentResults(clear, add_chunk, take_merged, write_out)
+    return SharedResults(clear, add_chunk, take_merged, write_out)
