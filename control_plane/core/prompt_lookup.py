@@ -17,34 +17,43 @@ _LONGEST_MATCH = 16
 _LONGEST_PAUSE = 64
 """Tokens after which a text that never repeats itself is looked at again."""
 
+_READ_AT_ONCE = 4096
+"""Tokens taken in by a call, some 2 ms: the thread that reads a long prompt serves all others."""
+
 
 class PromptLookup:
     """What one sequence has said so far, and where.
 
     `prompt`, `output`: the sequence's own lists; the output grows, nothing else changes. `least`:
-    tokens that must agree, at least 1. Each token is read once, for a dictionary entry.
+    tokens that must agree, at least 1. Each token is read once, for a dictionary entry; of a long
+    prompt some by each call, and until all are nothing is found.
 
     A guess of which nothing was right is followed by a pause, twice as long each time in a row.
     """
 
-    __slots__ = ("_least", "_num_misses", "_num_prompt", "_output", "_places", "_resume_at",
+    __slots__ = ("_least", "_num_misses", "_output", "_places", "_prompt", "_resume_at",
                  "_tokens")  # fmt: skip
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int], least: int) -> None:
         self._least = least
         self._output = output
-        self._num_prompt = len(prompt)
+        self._prompt = prompt
         self._tokens: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}  # tokens → where what follows begins
         self._num_misses = 0
         self._resume_at = 0
-        self._read(prompt)
+        self._read(prompt[:_READ_AT_ONCE])
 
     def find(self, most: int) -> list[int]:
         """Return the tokens that may come next, at most `most`; none where nothing is alike."""
         tokens, least = self._tokens, self._least
-        self._read(self._output[len(tokens) - self._num_prompt :])
-        if len(tokens) < self._resume_at or len(tokens) < least:
+        num_prompt = len(self._prompt)
+        if len(tokens) < num_prompt:
+            self._read(self._prompt[len(tokens) : len(tokens) + _READ_AT_ONCE])
+        if len(tokens) >= num_prompt:
+            self._read(self._output[len(tokens) - num_prompt :])
+        num_left = num_prompt + len(self._output) - len(tokens)
+        if num_left or len(tokens) < self._resume_at or len(tokens) < least:
             return []
         places = self._places.get(tuple(tokens[-least:]))
         if not places or most < 1:

@@ -57,3 +57,12 @@ def test_wrong_guesses_make_pauses_that_double_and_a_right_one_ends_them() -> No
     lookup.note(0)
     output += [1, 1]
     assert lookup.find(1) == [1]
+
+
+def test_a_long_prompt_is_read_in_parts_and_nothing_is_found_until_all_of_it_is() -> None:
+    prompt, output = [*range(3 * 4096), 5, 6], [7]
+    lookup = PromptLookup(prompt, output, 2)
+    for _ in range(2):
+        assert lookup.find(3) == []
+        output.append(output[-1] + 1)
+    assert lookup.find(3) == [10, 11, 12]
