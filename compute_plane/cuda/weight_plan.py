@@ -24,7 +24,6 @@ goes from the file to the device by itself, and the host never holds the whole m
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +57,7 @@ from compute_plane.executor.weight_formats import (
     measure_conversions,
 )
 from compute_plane.model import layout
+from compute_plane.model.layer_scale import layer_scale
 from compute_plane.model.tensor import IntArray, RawTensor, TensorFormat
 from kernels.cuda.quantized_formats import FORMATS
 
@@ -307,9 +307,7 @@ def plan_weights(
             feedforward=plan_feedforward(spec, source, index, format_of, joined, vector),
             output_norms=pair_of_norms(layout.output_norms(spec, index)),
             layer_input=plan_layer_input(spec, source, index, joined, norm),
-            scale=math.prod(
-                float(source.tensor(one).to_float32()[0]) for one in layout.layer_scale(spec, index)
-            ),
+            scale=layer_scale(spec, source, index),
         )
 
     (embedding,) = joined(source.tensor(layout.EMBEDDING))

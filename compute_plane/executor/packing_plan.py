@@ -44,6 +44,7 @@ from compute_plane.model import (
 )
 from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.errors import UnsupportedModelError
+from compute_plane.model.layer_scale import layer_scale
 from compute_plane.model.mamba2 import Mamba2
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import (
@@ -87,9 +88,7 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
         )
         if spec.layer_input_size
         else None,
-        scale=math.prod(
-            float(source.tensor(name).to_float32()[0]) for name in layout.layer_scale(spec, layer)
-        ),
+        scale=layer_scale(spec, source, layer),
     )
 
 

@@ -19,6 +19,7 @@ from compute_plane.model.caps import LOGITS_CAP, checked_cap
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.heads import Heads
 from compute_plane.model.multipliers import Multipliers, with_multipliers
+from compute_plane.model.rope import of_heads
 from compute_plane.model.rope_scaling import FrequencyDivisors
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.spec_faults import faults_of
@@ -66,6 +67,11 @@ def with_gemma4(path: Path, spec: ModelSpec, of: Gemma4) -> ModelSpec:
         )
     checked_cap(path, LOGITS_CAP, of.logits_cap)
     others = frozenset(range(spec.num_layers)) - of.local_layers
+    global_heads: Heads | None = of.global_heads
+    if not others or of.global_heads == spec.heads:
+        global_heads = None
+    elif not of.local_layers:  # heads are of one kind, which is theirs
+        spec, global_heads = of_heads(spec, of.global_heads), None
     sources = _kv_sources(path, spec.num_layers, of.num_sharing, of.local_layers)
     scaled = with_multipliers(path, spec, Multipliers(embedding=of.embedding_scale, attention=1.0))
     is_wide = sources and spec.mixture is None and of.sharing_mlp_size != spec.intermediate_size
@@ -75,7 +81,7 @@ def with_gemma4(path: Path, spec: ModelSpec, of: Gemma4) -> ModelSpec:
         rope_scaling=None if of.divisors is None else FrequencyDivisors(of.divisors),
         local_rope_theta=spec.rope_theta,
         layers_with_local_rope=of.local_layers,
-        global_heads=None if of.global_heads == spec.heads else of.global_heads,
+        global_heads=global_heads,
         layers_with_global_heads=others,
         layers_without_values=frozenset()
         if of.has_values

@@ -7,13 +7,11 @@ m is a reference, not a result: it is raised only when a score exceeds it by mor
 so most super-blocks rescale nothing, and no weight exceeds 2^8. Whether it is raised is decided
 once a super-block, from the row's own scores.
 
-Scores may have a cap c (Gemma 2): they become c · tanh(x / c) = c − 2 · c / (1 + e^(2 · x / c)).
-What is lost near 0 is a unit in the last place of c.
+Scores may have a cap (Gemma 2; `capped_values`), in powers of 2 as they are.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,6 +20,7 @@ from numba import types
 
 from kernels.cpu.attention_places import VECTOR_BYTES, Place, place
 from kernels.cpu.attention_sizes import SUB_BLOCKS
+from kernels.cpu.capped_values import capped
 from kernels.cpu.emitted import emitted
 from kernels.cpu.vector_ir import (
     F32,
@@ -127,26 +126,10 @@ def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba
 
 
 def _capped(builder: Builder, lanes: Sequence[Value], cap: Value) -> list[Value]:
-    """Return scores with their cap, where there is one. A NaN stays one.
-
-    However weights are rounded: what is lost of a power here is lost of the cap.
-    """
+    """Return scores with their cap, where there is one."""
     without = builder.block
     with builder.if_then(builder.icmp_signed("!=", cap, i64(0)), likely=False):
-        bits = builder.bitcast(builder.trunc(cap, I32), F32)
-        caps, twice = (broadcast(builder, x) for x in (bits, builder.fadd(bits, bits)))
-        slopes = broadcast(builder, builder.fdiv(ir.Constant(F32, 2 * math.log2(math.e)), bits))
-        highest, one = constant(F32X, HIGHEST_POWER), constant(F32X, 1.0)
-
-        def capped(x: Value) -> Value:
-            # Scores are powers of 2, and so is their cap: their ratio is that of powers of e.
-            exponent = builder.fmul(x, slopes)
-            is_high = builder.fcmp_ordered(">", exponent, highest)
-            exponent = builder.select(is_high, highest, exponent)
-            power = power_of_two(builder, exponent)
-            return builder.fsub(caps, builder.fdiv(twice, builder.fadd(power, one)))
-
-        values = [capped(x) for x in lanes]
+        values = capped(builder, builder.bitcast(builder.trunc(cap, I32), F32), list(lanes))
         inside = builder.block
     found = []
     for x, value in zip(lanes, values, strict=True):

@@ -1,54 +1,33 @@
-"""Logits that stay below a cap: c · tanh(x / c) of each (Gemma 4).
+"""Logits that stay below a cap: c · tanh(x / c) of each (Gemma 2 and 4; `capped_values`).
 
-    c · tanh(x / c) = c − 2 · c / (1 + e^(2 · x / c))
-
-What is lost near 0 is a unit in the last place of c. Every step is rounded once, so the bits are
-the same on every instruction set. What is not finite becomes NaN, so that it is noticed as without
-a cap. Specification: `kernels.reference.capped_logits`. A chunk is a run of columns, of all rows.
+What is not finite becomes NaN, so that it is noticed as without a cap. Specification:
+`kernels.reference.capped_logits`. A chunk is a run of columns, of all rows.
 """
 
 from __future__ import annotations
 
 from numba import types
 
+from kernels.cpu.capped_values import capped
 from kernels.cpu.compiled import operation, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.int8_packing import GROUP
 from kernels.cpu.operands import LogitsCap, RowFormat
 from kernels.cpu.operation import StepWord
-from kernels.cpu.row_values import HIGHEST_EXPONENT, GroupValues, Pair, load_pair, write_row
-from kernels.cpu.vector_ir import (
-    F32,
-    F32X,
-    I32,
-    Builder,
-    Value,
-    broadcast,
-    call,
-    constant,
-    exp,
-    i64,
-)
+from kernels.cpu.row_values import GroupValues, Pair, load_pair, write_row
+from kernels.cpu.vector_ir import F32, I32, Builder, Value, i64
 
 
 def _capped(cap: Value) -> GroupValues:
-    """Return the values cap · tanh(x / cap); sources: x."""
+    """Return the values cap · tanh(x / cap), of what is finite; sources: x."""
 
     def values(builder: Builder, sources: list[Value], _: RowFormat) -> Pair:
-        caps = broadcast(builder, cap)
-        twice = broadcast(builder, builder.fadd(cap, cap))
-        slopes = broadcast(builder, builder.fdiv(F32(2.0), cap))
-        highest = constant(F32X, HIGHEST_EXPONENT)
-
-        def capped(x: Value) -> Value:
-            exponent = builder.fmul(x, slopes)
-            power = exp(builder, call(builder, "llvm.minnum.v16f32", F32X, [exponent, highest]))
-            below = builder.fdiv(twice, builder.fadd(power, constant(F32X, 1.0)))
-            is_finite = builder.fsub(x, x)
-            return builder.fadd(builder.fsub(caps, below), is_finite)
-
-        first, second = load_pair(builder, sources[0])
-        return capped(first), capped(second)
+        pair = load_pair(builder, sources[0])
+        first, second = (
+            builder.fadd(value, builder.fsub(x, x))
+            for value, x in zip(capped(builder, cap, list(pair)), pair, strict=True)
+        )
+        return first, second
 
     return values
 

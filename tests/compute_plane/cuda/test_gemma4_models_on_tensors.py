@@ -12,6 +12,7 @@ import torch
 from compute_plane.cuda.block_pools import EIGHT_BITS, BlockPools, layer_bytes, plan_copies
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.host_layers_plan import device_bytes, working_bytes
+from compute_plane.cuda.layer_products import AddedNorm, Hidden
 from compute_plane.cuda.model import angles_of_layers
 from compute_plane.cuda.reference_blocks import read_blocks
 from compute_plane.cuda.reference_operations import ReferenceOperations
@@ -188,3 +189,15 @@ def test_all_its_matrices_may_be_quantised() -> None:
         assert not output.failed_rows
         assert output.logits is not None
         assert 0.5 < np.abs(output.logits).max() < 5
+
+
+def test_a_stream_on_its_way_elsewhere_has_its_factor() -> None:
+    rows, added = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0], [1.0, 1.0]])
+    hidden = Hidden(rows, added, AddedNorm(torch.tensor([2.0, 1.0]), 0.0))
+    hidden.multiply(0.5)
+    normed = added / added.square().mean(1, keepdim=True).sqrt() * torch.tensor([2.0, 1.0])
+    expected = (rows + normed) / 2
+    torch.testing.assert_close(hidden.sums(), expected)
+    torch.testing.assert_close(hidden.rows(torch.tensor([1])).sums(), expected[1:])
+    with pytest.raises(ValueError, match="while something is beside it"):
+        Hidden(rows).multiply(0.5)

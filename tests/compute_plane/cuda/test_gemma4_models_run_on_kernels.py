@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from compute_plane.cuda.operands import LayerAttention, PrefillRows, QueryTiles
+from compute_plane.model.heads import Heads
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
@@ -102,3 +105,37 @@ def test_a_model_of_another_kind_has_none_of_these() -> None:
         one.name for one in operations_on(launcher, tiny_spec(head_dim=64), {}, "bfloat16").variants
     }
     assert not [name for name in names if "apart" in name or "cap_" in name or "scaled" in name]
+
+
+def test_prompts_go_by_the_tile_list_of_their_heads() -> None:
+    spec, launcher = small("inputs"), SimulatedLauncher(runs=False)
+    operations = operations_on(launcher, spec, {}, "bfloat16")
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32)
+
+    def floats(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.bfloat16)
+
+    counts = 5, 9
+    tiles = tuple(QueryTiles(numbers(count), numbers(count)) for count in counts)
+    rows = PrefillRows(numbers(1, 2), numbers(1), numbers(2), tiles)
+    for heads, count, window in zip(spec.kinds_of_heads, counts, (3, None), strict=True):
+        query = floats(20, heads.num_heads, heads.head_dim)
+        pool = floats(1, 1, 2, heads.num_kv_heads, 16, heads.head_dim)
+        launcher.launched.clear()
+        operations.attention_prefill(query, query, pool, 0, rows, LayerAttention(window))
+        ((name, grid),) = launcher.launched
+        assert f"_d{heads.head_dim}_" in name
+        assert grid == (heads.num_kv_heads, count, 1)
+
+
+def test_scratch_memory_is_that_of_the_heads_that_need_most() -> None:
+    launcher = SimulatedLauncher(runs=False)
+    found = [
+        operations_on(
+            launcher, replace(spec, window=None, layers_with_window=frozenset()), {}, "bfloat16"
+        ).decode_scratch_bytes(4, 4000)
+        for spec in (small("inputs"), replace(small("inputs"), global_heads=Heads(4, 4, 128)))
+    ]
+    assert found[1] > found[0] > 0

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.executor.interface import EmbeddingPart, EmbeddingWant, ExecutionBatch
+from compute_plane.executor.token_layout import PoolShape
 from compute_plane.model.late_layers import first_late_layer
 from compute_plane.model.spec import ModelSpec
 from tests.compute_plane.cuda.torch_executors import torch_executor
@@ -138,3 +140,39 @@ def test_all_go_on_where_more_is_wanted_of_a_prompt(
     batch = driver.batch([DrivenSequence(list(range(3, 14)))])
     executor.execute(change(batch))
     assert set(noted) == {11}
+
+
+@pytest.mark.parametrize("kind", ["llama", "latents", "keys of earlier layers"])
+def test_those_that_go_on_need_not_be_the_last_of_their_rows(kind: str, noted: list[int]) -> None:
+    """Log-probabilities of two tokens in the middle of a prompt, no more than there are rows."""
+    found = []
+    for alone in (True, False):
+        executor = made(MODELS[kind], alone=alone)
+        driver = BatchDriver(executor, num_blocks=60, block_size=4)
+        batch = driver.batch([DrivenSequence(list(prompt)) for prompt in PROMPTS])
+        wanted = replace(
+            batch, prompt_logprob_rows=[0], prompt_logprob_targets=[np.array([7, 9], np.int32)],
+            prompt_num_logprobs=[2], sampled_rows=batch.sampled_rows[1:3],
+            sampling=batch.sampling[1:3],
+        )  # fmt: skip
+        noted.clear()
+        output = executor.execute(wanted)
+        assert not output.failed_rows
+        (logprobs,) = output.prompt_logprobs
+        found.append((output.logits, logprobs))
+        assert (4 in noted) == alone
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=TOLERANCE)
+
+
+def test_no_more_go_on_alone_than_there_are_rows() -> None:
+    """What their block tables take is reckoned with."""
+    driver = BatchDriver(made(SPEC, alone=True), num_blocks=60, block_size=4)
+    batch = driver.batch([DrivenSequence(list(prompt)) for prompt in PROMPTS])
+    layout = BatchLayout(batch, PoolShape(60, 4, 131, 0), max_tokens=64, tile_tokens=(16,))
+    four = layout.late_tokens(np.array([3, 9, 9, 20, 0]))
+    assert four is not None
+    assert four.tolist() == [0, 3, 9, 20]
+    assert layout.columns(four)["late_tables"].shape[0] == 4
+    assert layout.late_tokens(np.array([3, 9, 20, 0, 5])) is None
+    assert "late_tables" not in layout.columns()

@@ -12,6 +12,7 @@ import pytest
 from compute_plane.executor.registry import ExecutorContext, build_executor
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.heads import Heads
+from compute_plane.model.layer_scale import layer_scale
 from compute_plane.model.loader import LoadedModel, load_model
 from compute_plane.model.rope import inverse_frequencies
 from planes.errors import ConfigError
@@ -281,3 +282,27 @@ def test_the_text_part_of_a_whole_model_runs_as_in_transformers(tiny, tmp_path, 
         batch = driver.batch([DrivenSequence(list(prompt)) for prompt in PROMPTS])
         found = executor.execute(batch).logits
     np.testing.assert_allclose(found, np.stack(expected), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("files", ["directory", "gguf"])
+@pytest.mark.parametrize("pattern", ["FFF", "F"])
+def test_heads_are_of_one_kind_where_layers_are(tiny, tmp_path, files: str, pattern: str) -> None:
+    made = Gemma4Model(pattern=pattern, global_kv_heads=1, keys_are_values=True)
+    if files == "directory":
+        spec = in_directory(tiny, tmp_path, made, {}).spec
+    else:
+        spec = in_gguf(tiny, tmp_path, made).spec
+    assert spec.kinds_of_heads == (Heads(4, 1, 32),)
+    assert spec.layers_with_window == frozenset()
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf])
+def test_a_layer_whose_scale_is_no_number_is_a_fault_of_the_file(
+    tiny, tmp_path, scale: float
+) -> None:
+    made = Gemma4Model()
+    made.weights["model.layers.1.layer_scalar"][:] = scale
+    model = in_directory(tiny, tmp_path, made, {})
+    with pytest.raises(ModelFileError, match=r"layers\.1\.layer_scalar holds"):
+        layer_scale(model.spec, model.source, 1)
+    assert 0.4 < layer_scale(model.spec, model.source, 0) < 1.3

@@ -84,3 +84,11 @@ def test_a_score_that_is_no_number_leaves_none() -> None:
     found = case.attend([(0, 0, 20)])
     assert np.isnan(found[:, :32]).all()
     assert np.isfinite(found[:, 32:]).all()
+
+
+@pytest.mark.parametrize("cap", [1e5, 1e6])
+def test_a_cap_far_above_the_scores_changes_nothing(cap: float) -> None:
+    shape = "float32", 4, 2, 64, 16, [1, 150]
+    case, without = make_case(*shape, cap=cap), make_case(*shape)
+    result = case.attend(case.all_spans())
+    np.testing.assert_allclose(result, without.attend(without.all_spans()), rtol=0, atol=5e-6)
