@@ -113,6 +113,12 @@ SHAPES: Final = (
     ),
     Architecture(
         _of(
+            "Gemma 2", "gemma2", num_heads=4, num_kv_heads=2, head_dim=256, scores_cap=0.7,
+            logits_cap=5.0, window=WINDOW, layers_with_window=FIRST,
+        )
+    ),
+    Architecture(
+        _of(
             "Gemma 3", "gemma3", num_heads=4, num_kv_heads=2, head_dim=256, window=WINDOW,
             layers_with_window=FIRST, local_rope_theta=100.0, layers_with_local_rope=FIRST,
         )

@@ -22,7 +22,7 @@ from bench.gpu.device import Say, as_graph, current_stream, summary
 from bench.gpu.latent_shapes import DECODE_SHAPES, LatentDecodeShape
 from kernels.cuda.attention_chunks import most_tokens_read
 from kernels.cuda.attention_decode import DecodePlan, DecodeVariant
-from kernels.cuda.attention_variant import HEAD_SIZES, LOG2_E, NO_WINDOW
+from kernels.cuda.attention_variant import HEAD_SIZES, LOG2_E, NO_CAP, NO_WINDOW
 from kernels.cuda.attention_wide import WideDecodeVariant
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.variant import Variant
@@ -102,10 +102,10 @@ class Shape:
 
     def own_arguments(
         self, pool_shape: Sequence[int], layer: int, any_pointer: int
-    ) -> tuple[int, ...]:
-        """Return the kernel's last arguments: where a layer lies, what is seen, no sinks."""
+    ) -> tuple[float, ...]:
+        """Return the kernel's last arguments: where a layer lies, the window, no sinks, no cap."""
         window = NO_WINDOW if self.window is None else self.window
-        return *layer_strides(pool_shape, layer), window, any_pointer
+        return *layer_strides(pool_shape, layer), window, any_pointer, NO_CAP
 
     def keys_and_values(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return [G, tokens, D] each of a row's blocks in a layer, [M, 2, G, B, D]."""

@@ -23,7 +23,7 @@ from bench.gpu.latent_shapes import PREFILL_SHAPES, LatentPrefillShape
 from bench.gpu.prefill_rivals import RIVALS, Rival
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_tiles import plan_tiles
-from kernels.cuda.attention_variant import HEAD_SIZES, LOG2_E, NO_WINDOW
+from kernels.cuda.attention_variant import HEAD_SIZES, LOG2_E, NO_CAP, NO_WINDOW
 from kernels.cuda.attention_wide import WidePrefillVariant
 from kernels.cuda.launch import LoadedKernel
 
@@ -96,9 +96,9 @@ class PrefillShape:
         variant = self.variant
         return num_blocks, 1, 2, self.num_kv_heads, variant.block_size, variant.head_size
 
-    def own_arguments(self, pool_shape: Sequence[int], any_pointer: int) -> tuple[int, ...]:
-        """Return the kernel's last arguments: where the layer lies, no window, no sinks."""
-        return *layer_strides(pool_shape, 0), NO_WINDOW, any_pointer
+    def own_arguments(self, pool_shape: Sequence[int], any_pointer: int) -> tuple[float, ...]:
+        """Return the kernel's last arguments: where the layer lies, no window, no sinks, no cap."""
+        return *layer_strides(pool_shape, 0), NO_WINDOW, any_pointer, NO_CAP
 
     def keys_and_values(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return [G, tokens, D] each of a row's blocks, [M, 2, G, B, D]."""

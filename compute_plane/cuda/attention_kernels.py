@@ -25,9 +25,8 @@ from compute_plane.model.rope import query_growth
 from kernels.cuda.attention_chunks import num_tickets
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
-from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
+from kernels.cuda.attention_variant import LOG2_E, NO_CAP, NO_WINDOW
 from kernels.cuda.attention_wide import WIDE_HEAD_SIZE, WideDecodeVariant, WidePrefillVariant
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.joint_norms import JointNormsVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 
@@ -53,8 +52,6 @@ class AttentionKernels:
         kv_dtype: str | None,
     ) -> None:
         self._launcher = launcher
-        if spec.scores_cap is not None:
-            raise UnsupportedVariantError("scores_cap", "none", spec.scores_cap)
         self._kinds = {
             heads: _OfHeads(spec, heads, dtype, block_size, kv_dtype)
             for heads in spec.kinds_of_heads
@@ -148,6 +145,7 @@ class AttentionKernels:
             *layer_strides(pool, layer),
             NO_WINDOW if own.window is None else own.window,
             out if own.sinks is None else own.sinks,
+            NO_CAP if own.cap is None else own.cap * LOG2_E,
         )
 
     def most_partials(self, num_rows: int, longest: int) -> int:
@@ -190,6 +188,7 @@ class AttentionKernels:
             *layer_strides(pool, layer),
             NO_WINDOW if own.window is None else own.window,
             out if own.sinks is None else own.sinks,
+            NO_CAP if own.cap is None else own.cap * LOG2_E,
         )
 
 
@@ -226,8 +225,9 @@ class _OfHeads:
         is_wide = heads.head_dim == WIDE_HEAD_SIZE
         of_decode = WideDecodeVariant if is_wide else DecodeVariant
         of_prefill = WidePrefillVariant if is_wide else PrefillVariant
-        self.decode = {kind: of_decode(*shape, kind, spec.has_sinks) for kind in kinds}
-        self.prefill = {kind: of_prefill(*shape, kind, spec.has_sinks) for kind in kinds}
+        own = spec.has_sinks, spec.scores_cap is not None
+        self.decode = {kind: of_decode(*shape, kind, *own) for kind in kinds}
+        self.prefill = {kind: of_prefill(*shape, kind, *own) for kind in kinds}
         # Asked for in each layer of a step that no graph holds; the same with a window and without.
         self.plan_decode = lru_cache(maxsize=64)(self.decode[kinds[0]].plan)
         self.scale_log2e = LOG2_E / math.sqrt(heads.head_dim)

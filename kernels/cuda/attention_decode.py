@@ -3,6 +3,7 @@
     out[s, h] = Σ_t softmax_t(scale · query[s, h] · K[t]) · V[t],   t = 0 … seq_lens[s] - 1
 
 With a window of W tokens t begins at max(0, seq_lens[s] - W), and what lies before it is not read.
+With a cap c, c · tanh(score / c) stands in the place of each scaled score (Gemma 2).
 Token t of row s lies in block `block_tables[s, t // B]` at slot t % B. The pool is
 [N blocks, L layers, K|V, G kv heads, B slots, D]; a kernel sees one layer of it through three
 numbers, all counted in elements:
@@ -24,6 +25,7 @@ what does the work:
     attention_decode_float32    float32, ordinary cores
     attention_decode_pool       how the former read a pool of 16 bits, or of 8
     attention_decode_masks      how it leaves tokens out, behind the row and before a window
+    attention_caps              what a cap makes of a score
     attention_decode_layout     how its sums lie in lanes and warps
     attention_decode_room       where it keeps queries, and what it computes anew to have registers
     attention_chunks            who computes which tokens, what a row's bits depend on, the plan
@@ -152,6 +154,7 @@ class DecodeVariant(AttentionVariant):
         query_stride, table_width, block_stride, key_offset, value_offset
         window           of a variant that has one: tokens that a query sees, at least 1
         sinks            float32 [H], of a variant that has them
+        cap              float32, c · log2(e), of a variant that has one
     """
 
     OPERATION: ClassVar[str] = "attention_decode"
@@ -278,6 +281,7 @@ class DecodeVariant(AttentionVariant):
                 self.block_size,
                 has_window=self.has_window,
                 has_sinks=self.has_sinks,
+                has_cap=self.has_cap,
             )
         return make_tensor_decode(
             self.dtype,
@@ -287,6 +291,7 @@ class DecodeVariant(AttentionVariant):
             self.kv_dtype,
             has_window=self.has_window,
             has_sinks=self.has_sinks,
+            has_cap=self.has_cap,
         )
 
     @property
@@ -312,4 +317,6 @@ def variants(*, every: bool) -> list[DecodeVariant]:
         DecodeVariant("bfloat16", 64, 8, 16, None, True, True),
         DecodeVariant("float16", 64, 12, 32, "float8", has_sinks=True),
         DecodeVariant("float32", 64, 3, 16, None, False, True),
+        DecodeVariant("bfloat16", 256, 2, 16, None, True, has_cap=True),
+        DecodeVariant("float32", 128, 2, 16, has_cap=True),
     ]

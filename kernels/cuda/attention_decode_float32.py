@@ -36,6 +36,7 @@ from functools import cache
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.attention_caps import exactly_capped
 from kernels.cuda.attention_chunks import (
     NO_PEAK,
     SHARERS,
@@ -106,7 +107,13 @@ def float32_layout(head_size: int, group: int) -> PartialLayout:
 
 
 def make_float32_decode(
-    head_size: int, group: int, block_size: int, *, has_window: bool, has_sinks: bool = False
+    head_size: int,
+    group: int,
+    block_size: int,
+    *,
+    has_window: bool,
+    has_sinks: bool = False,
+    has_cap: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel for float32; parameters as of `DecodeVariant`."""
     cut_row = make_cut_row(least_chunk_tiles(None), has_window=has_window)
@@ -151,6 +158,7 @@ def make_float32_decode(
         value_offset: Scalar,
         window: Scalar,
         sinks: Pointer,
+        cap: Scalar,
     ) -> None:
         """Attend with unit blockIdx.x, a part of a group, of a row; see DecodeVariant."""
         let_next_begin()
@@ -228,6 +236,8 @@ def make_float32_decode(
                                 score += queries[h * vectors + (d >> 2), d & 3] * key
                             for step in range(steps):
                                 score += cuda.shfl_xor_sync(FULL_WARP, score, 1 << step)
+                            if has_cap:
+                                score = exactly_capped(score, cap)
                             is_valid = t * tokens_of_read < num_valid
                             if has_window:
                                 is_valid = is_valid and t * tokens_of_read >= first_valid

@@ -25,6 +25,9 @@ memory for 16 KB from the pool.
 Numbers that only the end of a chunk needs, most of them places in memory, are computed there,
 anew each time; those that must last are of 32 bits. The compiler would compute them once, before
 all loops, and keep them, as halves of 64 bits, where there is nothing left to keep them in.
+
+So is what a cap needs (`attention_caps`), for each tile: a visit to the special-function unit and
+three instructions beside some 300.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from dataclasses import dataclass
 
 from numba import cuda, uint32
 
+from kernels.cuda.attention_caps import steeper, steeper_anew
 from kernels.cuda.attention_chunks import SHARERS
 from kernels.cuda.attention_decode_layout import HEADS_OF_TILE
 from kernels.cuda.attention_decode_pool import DecodePool
@@ -63,6 +67,8 @@ class DecodeRoom:
         the first tile of a chunk
     find_row(row, split, split_rows)
         the block's row and split, which are these
+    steeper(unit, cap)
+        that of `attention_caps`, computed behind here, if room is scarce
     """
 
     make_queries: DeviceFunction
@@ -72,6 +78,7 @@ class DecodeRoom:
     again: DeviceFunction
     begin_of_chunk: DeviceFunction
     find_row: DeviceFunction
+    steeper: DeviceFunction
 
 
 def make_decode_room(pool: DecodePool, head_size: int, group: int, head_tiles: int) -> DecodeRoom:
@@ -133,8 +140,9 @@ def _make_ample(load_vectors: DeviceFunction, columns: int, head_tiles: int) -> 
         return row, split
 
     return DecodeRoom(
-        make_queries, load_queries, share_queries, query_tile, unchanged, begin_of_chunk, find_row
-    )
+        make_queries, load_queries, share_queries, query_tile, unchanged, begin_of_chunk,
+        find_row, steeper,
+    )  # fmt: skip
 
 
 def _make_scarce(load_vectors: DeviceFunction, columns: int, head_tiles: int) -> DecodeRoom:
@@ -180,5 +188,6 @@ def _make_scarce(load_vectors: DeviceFunction, columns: int, head_tiles: int) ->
         return row, split
 
     return DecodeRoom(
-        make_queries, load_queries, share_queries, query_tile, anew, multiply_add_int32, find_row
-    )
+        make_queries, load_queries, share_queries, query_tile, anew, multiply_add_int32,
+        find_row, steeper_anew,
+    )  # fmt: skip

@@ -78,6 +78,7 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.attention_caps import share_of_cap
 from kernels.cuda.attention_chunks import (
     NO_PEAK,
     SHARERS,
@@ -111,6 +112,7 @@ def make_tensor_decode(
     *,
     has_window: bool,
     has_sinks: bool = False,
+    has_cap: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel for 16-bit floats; parameters as of `DecodeVariant`."""
     cut_row = make_cut_row(least_chunk_tiles(kv_dtype), has_window=has_window)
@@ -127,7 +129,7 @@ def make_tensor_decode(
     room = make_decode_room(pool_, head_size, group, head_tiles)
     make_queries, query_tile, again = room.make_queries, room.query_tile, room.again
     load_queries, share_queries = room.load_queries, room.share_queries
-    begin_of_chunk, find_row = room.begin_of_chunk, room.find_row
+    begin_of_chunk, find_row, steeper = room.begin_of_chunk, room.find_row, room.steeper
     functions = make_partial_functions(
         layout, dtype, head_size, group, pool_.sum_unit, again, has_sinks=has_sinks
     )
@@ -171,6 +173,7 @@ def make_tensor_decode(
         value_offset: Scalar,
         window: Scalar,
         sinks: Pointer,
+        cap: Scalar,
     ) -> None:
         """Attend with the group of kv head blockIdx.x of a row; see DecodeVariant."""
         let_next_begin()
@@ -281,8 +284,9 @@ def make_tensor_decode(
                     a = key_tile(keys, m)
                     for n in range(head_tiles):
                         multiply_keys(scores, n, a, query_tile(queries, vectors, n, m, lane))
+                factor = steeper(unit, cap) if has_cap else unit
                 for half in range(2):
-                    key_factors[half] = unit * key_scales[half] if has_scales else unit
+                    key_factors[half] = factor * key_scales[half] if has_scales else factor
                     value_factors[half] = value_scales[half] * weight_unit if has_scales else unit
 
                 slot = next_tile * TILE_TOKENS % block_size
@@ -291,6 +295,14 @@ def make_tensor_decode(
                     load_keys(keys, pool, element, lane)
                     element = multiply_add_wide(block, stride, key_scale) + slot * 4
                     load_scales(key_scales, pool, element)
+
+                # Of a score with a cap all factors are in its share of that.
+                if has_cap:
+                    for n in range(head_tiles):
+                        for i in range(4):
+                            scores[n, i] = share_of_cap(scores[n, i], key_factors[i // 2])
+                    for half in range(2):
+                        key_factors[half] = cap
 
                 # Online softmax of each head over the tile's 16 tokens.
                 num_valid = int32(seq_len - tile * TILE_TOKENS)

@@ -11,7 +11,8 @@ another request with the same prefix or this very step wrote them:
     flat      query, out [T, H, D]     … row s-1 │ cu_query_lens[s] … │ row s+1 …
 
 With a window of W tokens k begins at max(0, position - W + 1), and what lies before the windows of
-all query tokens is not read.
+all query tokens is not read. With a cap c, c · tanh(score / c) stands in the place of each scaled
+score (Gemma 2).
 
 The pool is drawn in `attention_decode`; a kernel sees one layer of it through `block_stride`,
 `key_offset` and `value_offset`. This file is the face; what does the work:
@@ -21,6 +22,7 @@ The pool is drawn in `attention_decode`; a kernel sees one layer of it through `
     attention_prefill_float32    float32, ordinary cores
     attention_prefill_pool       how the former reads a pool of 16 bits, or of 8
     attention_prefill_window     which keys both read and see
+    attention_caps               what a cap makes of a score
     attention_tiles              which block of threads takes which tokens: the plan
 
 The pool may have eight bits a number (`kv_dtype`; drawn in `quantized_kv`): then it is bytes, and
@@ -93,6 +95,7 @@ class PrefillVariant(AttentionVariant):
         query_stride, table_width, block_stride, key_offset, value_offset
         window          of a variant that has one: tokens that a query sees, at least 1
         sinks           float32 [H], of a variant that has them
+        cap             float32, c · log2(e), of a variant that has one
     """
 
     OPERATION: ClassVar[str] = "attention_prefill"
@@ -136,6 +139,7 @@ class PrefillVariant(AttentionVariant):
                 self.block_size,
                 has_window=self.has_window,
                 has_sinks=self.has_sinks,
+                has_cap=self.has_cap,
             )
         return tensor_kernel.make_tensor_prefill(
             self.dtype,
@@ -145,6 +149,7 @@ class PrefillVariant(AttentionVariant):
             self.kv_dtype,
             has_window=self.has_window,
             has_sinks=self.has_sinks,
+            has_cap=self.has_cap,
         )
 
 
@@ -167,4 +172,6 @@ def variants(*, every: bool) -> list[PrefillVariant]:
         PrefillVariant("bfloat16", 64, 8, 16, None, True, True),
         PrefillVariant("float16", 64, 2, 32, "int8", has_sinks=True),
         PrefillVariant("float32", 64, 3, 16, None, False, True),
+        PrefillVariant("bfloat16", 256, 2, 16, None, True, has_cap=True),
+        PrefillVariant("float16", 128, 2, 32, "int8", has_cap=True),
     ]

@@ -39,6 +39,7 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.attention_caps import exactly_capped
 from kernels.cuda.attention_prefill_window import MINUS_INFINITY, make_prefill_window
 from kernels.cuda.attention_tiles import find_tile, keys_seen
 from kernels.cuda.attention_variant import SINK_UNIT
@@ -61,7 +62,13 @@ def tile_rows(head_size: int) -> int:
 
 
 def make_float32_prefill(
-    head_size: int, group: int, block_size: int, *, has_window: bool, has_sinks: bool = False
+    head_size: int,
+    group: int,
+    block_size: int,
+    *,
+    has_window: bool,
+    has_sinks: bool = False,
+    has_cap: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     warp_rows, tile_keys = WARP_ROWS[head_size], TILE_KEYS[head_size]
@@ -126,6 +133,7 @@ def make_float32_prefill(
         value_offset: Scalar,
         window: Scalar,
         sinks: Pointer,
+        cap: Scalar,
     ) -> None:
         """Attend with kv head blockIdx.x for tile blockIdx.y; arguments as in PrefillVariant."""
         row = int64(tile_rows[cuda.blockIdx.y])
@@ -205,6 +213,8 @@ def make_float32_prefill(
                     for bit in range(key_bits, 5):
                         scores[r] += cuda.shfl_xor_sync(FULL_WARP, scores[r], 1 << bit)
                     score = scores[r] * scale_log2e
+                    if has_cap:
+                        score = exactly_capped(score, cap)
                     if is_hidden(first_key + lane_key, context + place // group, window):
                         score = MINUS_INFINITY
                     top = maximum(peak[r], score)

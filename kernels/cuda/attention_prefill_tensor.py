@@ -71,6 +71,7 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.attention_caps import share_of_cap, steeper_anew
 from kernels.cuda.attention_prefill_layout import LAYOUTS, TILE_ROWS
 from kernels.cuda.attention_prefill_pool import make_prefill_pool, sum_columns
 from kernels.cuda.attention_prefill_window import MINUS_INFINITY, make_prefill_window
@@ -102,6 +103,7 @@ def make_tensor_prefill(
     *,
     has_window: bool,
     has_sinks: bool = False,
+    has_cap: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     layout = LAYOUTS[head_size]
@@ -158,6 +160,7 @@ def make_tensor_prefill(
         value_offset: Scalar,
         window: Scalar,
         sinks: Pointer,
+        cap: Scalar,
     ) -> None:
         """Attend with kv head blockIdx.x for tile blockIdx.y; arguments as in PrefillVariant."""
         tile = cuda.blockIdx.y
@@ -225,6 +228,7 @@ def make_tensor_prefill(
         last_key = int32(seq_len - 1)
         num_tiles = int32((context + end_token - 1) // keys + 1)
         first_seen = first_seen_of(context, first_token, window)
+        factor = cap if has_cap else scale_log2e  # of scores
 
         # One step early, to start the first copies.
         for t in range(int32(first_seen // keys - 1), num_tiles):
@@ -278,6 +282,13 @@ def make_tensor_prefill(
                             for r in range(lane_rows):
                                 scores[r // 2 * key_tiles + n, r % 2 * 2 + i] *= scale
 
+                if has_cap:
+                    # In this order: fragment by fragment takes a register more than there are.
+                    steep = steeper_anew(scale_log2e, cap)
+                    for i in range(4):
+                        for n in range(score_fragments):
+                            scores[n, i] = share_of_cap(scores[n, i], steep)
+
                 if is_cut(first_key, first_position, visible_keys, window):
                     row_place = tile_tokens[tile] * group + warp * warp_rows + (lane >> 2)
                     for r in range(lane_rows):
@@ -298,7 +309,7 @@ def make_tensor_prefill(
                             top = maximum(top, scores[r // 2 * key_tiles + n, r % 2 * 2 + i])
                     for bit in range(2):
                         top = maximum(top, cuda.shfl_xor_sync(FULL_WARP, top, 1 << bit))
-                    top *= scale_log2e
+                    top *= factor
                     old = peak[r]
                     if top > old + SLACK:
                         peak[r] = top
@@ -307,7 +318,7 @@ def make_tensor_prefill(
                     for n in range(key_tiles):
                         for i in range(2):
                             score = scores[r // 2 * key_tiles + n, r % 2 * 2 + i]
-                            weight = exp2(score * scale_log2e - peak[r])
+                            weight = exp2(score * factor - peak[r])
                             scores[r // 2 * key_tiles + n, r % 2 * 2 + i] = weight
                 if cuda.ballot_sync(FULL_WARP, rises) != 0:
                     for n in range(sum_fragments):

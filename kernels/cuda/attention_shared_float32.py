@@ -258,6 +258,7 @@ def make_float32_wide_decode(variant: SharedTileVariant) -> Callable[..., None]:
         value_offset: Scalar,
         _window: Scalar,
         _sinks: Pointer,
+        _cap: Scalar,
     ) -> None:
         """See DecodeVariant."""
         let_next_begin()
@@ -291,6 +292,7 @@ def make_float32_wide_prefill(variant: SharedTileVariant) -> Callable[..., None]
         value_offset: Scalar,
         _window: Scalar,
         _sinks: Pointer,
+        _cap: Scalar,
     ) -> None:
         """See PrefillVariant."""
         row = int64(tile_rows[cuda.blockIdx.x])

@@ -1,7 +1,7 @@
 """Paged attention with heads of 512 elements, as Gemma 4's layers without windows have them.
 
 What is computed, the pool and the launch are those of `attention_decode` and `attention_prefill`,
-and so are the arguments of the kernels, windows and sinks among them, which these do not look at:
+and so are the arguments of the kernels, windows, sinks and caps among them, which these ignore:
 whoever launches those variants launches these. What differs is who computes what. There a warp has
 tokens of its own and the sums of all heads, 512 elements of which find no room in registers; here
 the four warps of a block share a tile of tokens and share out what is summed, as in
@@ -96,6 +96,7 @@ class _Wide(SharedTileVariant):
     kv_dtype: str | None
     has_window: bool
     has_sinks: bool
+    has_cap: bool
 
     def __post_init__(self) -> None:
         require_one_of("dtype", DTYPES, self.dtype)
@@ -105,9 +106,9 @@ class _Wide(SharedTileVariant):
         if self.kv_dtype is not None:
             allowed = f"the model's own at head_size {WIDE_HEAD_SIZE}"
             raise UnsupportedVariantError("kv_dtype", allowed, self.kv_dtype)
-        for field, given in (("has_window", self.has_window), ("has_sinks", self.has_sinks)):
-            if given:
-                raise UnsupportedVariantError(field, f"False at head_size {WIDE_HEAD_SIZE}", given)
+        for field in ("has_window", "has_sinks", "has_cap"):
+            if getattr(self, field):
+                raise UnsupportedVariantError(field, f"False at head_size {WIDE_HEAD_SIZE}", True)
 
     @property
     def heads(self) -> int:
@@ -129,7 +130,7 @@ class _Wide(SharedTileVariant):
 class WideDecodeVariant(_Wide, DecodeVariant):
     """The compile-time parameters of a decode kernel: see `DecodeVariant`, arguments as well.
 
-    It has no window, no sinks, and a pool of its own dtype.
+    It has no window, no sinks, no cap, and a pool of its own dtype.
     """
 
     OPERATION: ClassVar[str] = "wide_decode"
@@ -182,7 +183,7 @@ class WideDecodeVariant(_Wide, DecodeVariant):
 class WidePrefillVariant(_Wide, PrefillVariant):
     """The compile-time parameters of a kernel for prompts: see `PrefillVariant`, arguments as well.
 
-    It has no window, no sinks, and a pool of its own dtype.
+    It has no window, no sinks, no cap, and a pool of its own dtype.
     """
 
     OPERATION: ClassVar[str] = "wide_prefill"

@@ -97,6 +97,7 @@ def make_tensor_wide_decode(variant: SharedTileVariant) -> Callable[..., None]:
         value_offset: Scalar,
         _window: Scalar,
         _sinks: Pointer,
+        _cap: Scalar,
     ) -> None:
         """Attend with kv head blockIdx.x of a row; see WideDecodeVariant."""
         let_next_begin()
@@ -234,6 +235,7 @@ def make_tensor_wide_prefill(variant: SharedTileVariant) -> Callable[..., None]:
         value_offset: Scalar,
         _window: Scalar,
         _sinks: Pointer,
+        _cap: Scalar,
     ) -> None:
         """Attend with kv head blockIdx.y of query tile blockIdx.x; see WidePrefillVariant."""
         row = int64(tile_rows[cuda.blockIdx.x])

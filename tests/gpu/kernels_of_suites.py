@@ -54,8 +54,6 @@ def small_models() -> Iterator[SmallModel]:
         yield _plain("replays", replays.SPEC, "bfloat16", replays.BLOCK_SIZE, kv_dtype)
     for kind, (configured, formats, kv_dtype) in companies.KINDS.items():
         spec, weights = companies.model_of(kind)
-        if spec.scores_cap is not None:
-            continue
         yield SmallModel(
             kind,
             model_in_memory(spec, weights, formats, companies.ORDERS.get(kind)),

@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from bench.gpu.cases.block_pool import (
+    CAP,
     LAYER,
     BlockPool,
     before_hidden,
@@ -18,7 +19,7 @@ from bench.gpu.cases.block_pool import (
 )
 from kernels.cuda.attention_chunks import CHUNK_TILES, TILE_TOKENS, most_tokens_read
 from kernels.cuda.attention_decode import DecodeVariant
-from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
+from kernels.cuda.attention_variant import LOG2_E, NO_CAP, NO_WINDOW
 from kernels.reference.paged_attention import paged_attention
 
 ROUNDED_TWICE = 2.0**-7
@@ -68,8 +69,9 @@ def draw_case(  # noqa: PLR0913
     alone: int | None = None,
     splits_alone: int = 1,
     window: int | None = None,
+    cap: float = CAP,
 ) -> Case:
-    """Draw a case; row `alone`, if given, is its part. `window`: of a variant that has one.
+    """Draw a case; row `alone`, if given, is its part. `window`, `cap`: of a variant that has one.
 
     `split_rows`: how many of the first rows are split, all if that is None.
 
@@ -87,7 +89,7 @@ def draw_case(  # noqa: PLR0913
     query = rng.standard_normal((len(seq_lens), num_heads + 1, variant.head_size))
     stored_query = to_stored(variant.dtype, query)
     case = make_case(
-        variant, stored_query, pool, splits=splits, split_rows=split_rows, window=window
+        variant, stored_query, pool, splits=splits, split_rows=split_rows, window=window, cap=cap
     )
     if alone is None:
         return case
@@ -98,6 +100,7 @@ def draw_case(  # noqa: PLR0913
         dataclasses.replace(pool, tables=pool.tables[row], seq_lens=pool.seq_lens[row]),
         splits=splits_alone,
         window=window,
+        cap=cap,
     )
     return dataclasses.replace(case, part=(part, lambda outputs: {"out": outputs["out"][row]}))
 
@@ -110,6 +113,7 @@ def make_case(
     splits: int = 1,
     split_rows: int | None = None,
     window: int | None = None,
+    cap: float = CAP,
 ) -> Case:
     """Return the case of some queries and rows: one launch.
 
@@ -125,6 +129,7 @@ def make_case(
     scalars = (
         plan.split_rows, scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides,
         NO_WINDOW if window is None else window, "sinks" if variant.has_sinks else "out",
+        cap * LOG2_E if variant.has_cap else NO_CAP,
     )  # fmt: skip
     sinks = draw_sinks(num_heads) if variant.has_sinks else None
     out_shape = (num_rows, num_heads, variant.head_size)
@@ -135,8 +140,9 @@ def make_case(
         ("out", "query", "pool", "block_tables", "seq_lens", "partials", "tickets", *scalars),
     )
     exact = attend_exactly(
-        to_float64(variant.dtype, query)[:, :num_heads], pool, scale, window, sinks
-    )
+        to_float64(variant.dtype, query)[:, :num_heads], pool, scale, window, sinks,
+        cap if variant.has_cap else None,
+    )  # fmt: skip
     tolerance = TOLERANCES[variant.dtype]
     if variant.kv_dtype is not None:
         tolerance = max(tolerance, ROUNDED_TWICE * float(np.abs(exact).max(initial=0.0)))
@@ -167,6 +173,7 @@ def attend_exactly(
     scale: float,
     window: int | None = None,
     sinks: Array | None = None,
+    cap: float | None = None,
 ) -> Array:
     """Return the specification's answer for queries [S, H, D] in float64; zeros for empty rows."""
     rows = np.flatnonzero(pool.seq_lens).astype(np.int32)
@@ -175,7 +182,7 @@ def attend_exactly(
     num_kv_heads = pool.pool.shape[3]
     paged_attention(
         query[rows], pool.exact, LAYER, pool.tables, rows, pool.seq_lens[rows] - 1, scale,
-        0, len(rows) * num_kv_heads, attended, window, sinks,
+        0, len(rows) * num_kv_heads, attended, window, sinks, cap,
     )  # fmt: skip
     out[rows] = attended
     return out

@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from bench.gpu.cases.block_pool import (
+    CAP,
     LAYER,
     NO_BLOCK,
     BlockPool,
@@ -19,7 +20,7 @@ from bench.gpu.cases.block_pool import (
 )
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_tiles import plan_tiles
-from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
+from kernels.cuda.attention_variant import LOG2_E, NO_CAP, NO_WINDOW
 from kernels.reference.paged_attention import paged_attention
 
 SPARE_TILES = 2  # entries of the tile list that do nothing
@@ -58,13 +59,14 @@ def draw_case(
     seed: int = 0,
     alone: tuple[int, int] | None = None,
     window: int | None = None,
+    cap: float = CAP,
 ) -> Case:
     """Draw a case of rows (query tokens, tokens).
 
     `alone` (row, n), if given, makes the last n query tokens of a row, as a batch of their own, its
     part. `query` is [T, H + 1, D], of which the kernel is given the first H heads of each token, so
-    that tokens do not follow each other densely. `out` is [T, H, D]. `window`: of a variant that
-    has one.
+    that tokens do not follow each other densely. `out` is [T, H, D]. `window`, `cap`: of a variant
+    that has one.
     """
     rng = np.random.default_rng(seed)
     query_lens = np.array([query_len for query_len, _ in rows], np.int32)
@@ -77,7 +79,7 @@ def draw_case(
     num_tokens, num_heads = int(query_lens.sum()), num_kv_heads * variant.group
     query = rng.standard_normal((num_tokens, num_heads + 1, variant.head_size))
     stored_query = to_stored(variant.dtype, query)
-    case = make_case(variant, stored_query, query_lens, pool, window)
+    case = make_case(variant, stored_query, query_lens, pool, window, cap)
     if alone is None:
         return case
     row, chunk = alone
@@ -90,6 +92,7 @@ def draw_case(
         np.array([chunk], np.int32),
         dataclasses.replace(pool, tables=pool.tables[one_row], seq_lens=pool.seq_lens[one_row]),
         window,
+        cap,
     )
     return dataclasses.replace(case, part=(part, lambda outputs: {"out": outputs["out"][tokens]}))
 
@@ -100,6 +103,7 @@ def make_case(
     query_lens: Array,
     pool: BlockPool,
     window: int | None = None,
+    cap: float = CAP,
 ) -> Case:
     """Return the case of some queries and rows.
 
@@ -120,6 +124,7 @@ def make_case(
     scalars = (
         scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides,
         NO_WINDOW if window is None else window, "sinks" if variant.has_sinks else "out",
+        cap * LOG2_E if variant.has_cap else NO_CAP,
     )  # fmt: skip
     sinks = draw_sinks(num_heads) if variant.has_sinks else None
     return Case(
@@ -150,7 +155,7 @@ def make_case(
                 variant.dtype,
                 attend_exactly(
                     to_float64(variant.dtype, query)[:, :num_heads], query_lens, pool, scale,
-                    window, sinks,
+                    window, sinks, cap if variant.has_cap else None,
                 ),
                 SCALED_TOLERANCE if variant.kv_dtype else TOLERANCES[variant.dtype],
             )
@@ -165,6 +170,7 @@ def attend_exactly(
     scale: float,
     window: int | None = None,
     sinks: Array | None = None,
+    cap: float | None = None,
 ) -> Array:
     """Return the specification's answer for queries [T, H, D] in float64."""
     token_rows = np.repeat(np.arange(len(query_lens), dtype=np.int32), query_lens)
@@ -175,6 +181,6 @@ def attend_exactly(
     num_kv_heads = pool.pool.shape[3]
     paged_attention(
         query, pool.exact, LAYER, pool.tables, token_rows, positions, scale,
-        0, len(query) * num_kv_heads, out, window, sinks,
+        0, len(query) * num_kv_heads, out, window, sinks, cap,
     )  # fmt: skip
     return out

@@ -27,6 +27,9 @@ LAYERS, LAYER = 2, 1  # of the pool, and the one the kernels work on
 RISE_AT = 64
 RISE = {"float32": 1.0, "float16": 8.0, "bfloat16": 8.0}
 
+CAP = 15.0
+"""Of scores: small beside it, and from RISE_AT on as large; peaks must still follow them."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockPool:

@@ -12,7 +12,7 @@ from bench.gpu.cases import attention_decode, attention_prefill, draw_cases
 from kernels.cuda.attention_chunks import TILE_TOKENS
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
-from kernels.cuda.attention_variant import MOST_GROUPS, every_group
+from kernels.cuda.attention_variant import HEAD_SIZES_WITH_CAPS, MOST_GROUPS, every_group
 from kernels.cuda.build import link
 from tests.kernels.cuda.compiled import replaced, run_compiled, text_of, without
 from tests.ptx import Fault, InFlight, Meter, Race, launch
@@ -26,6 +26,17 @@ WINDOWS = [  # kernels with windows, of all kinds that read a pool in ways of th
     DecodeVariant("bfloat16", 64, 3, 16, None, True),
     *(
         pytest.param(kind(dtype, 64, 3, 32, kv_dtype, True), marks=pytest.mark.slow)
+        for kind in (PrefillVariant, DecodeVariant)
+        for dtype, kv_dtype in (("float32", None), ("float16", "int8"), ("bfloat16", "float8"))
+    ),
+]
+CAPPED_DECODE = DecodeVariant("bfloat16", 256, 2, 16, None, True, has_cap=True)
+CAPPED_PREFILL = PrefillVariant("bfloat16", 128, 2, 16, has_cap=True)
+CAPS = [
+    CAPPED_DECODE,
+    CAPPED_PREFILL,
+    *(
+        pytest.param(kind(dtype, 128, 2, 32, kv_dtype, has_cap=True), marks=pytest.mark.slow)
         for kind in (PrefillVariant, DecodeVariant)
         for dtype, kv_dtype in (("float32", None), ("float16", "int8"), ("bfloat16", "float8"))
     ),
@@ -44,7 +55,7 @@ def most_for_a_product(variant):
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("variant", [DECODE, PREFILL, *WINDOWS], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", [DECODE, PREFILL, *WINDOWS, *CAPS], ids=lambda one: one.name)
 def test_compiled_attention_gives_what_the_specification_says(variant):
     for case in draw_cases(variant):
         outputs = run_compiled(case)
@@ -204,7 +215,16 @@ def test_attention_moves_no_more_than_it_needs(variant):
 
 @pytest.mark.parametrize(
     "variant",
-    [PREFILL, *(one for one in SLOW_KINDS if isinstance(one.values[0], PrefillVariant))],
+    [
+        PREFILL,
+        pytest.param(CAPPED_PREFILL, marks=pytest.mark.wide),
+        *(one for one in SLOW_KINDS if isinstance(one.values[0], PrefillVariant)),
+        *(
+            pytest.param(PrefillVariant(*shape, has_cap=True), marks=pytest.mark.slow)
+            for kind, *shape in EVERY_KIND
+            if kind is PrefillVariant and shape[1] in HEAD_SIZES_WITH_CAPS
+        ),
+    ],
     ids=lambda x: x.name,
 )
 def test_the_machine_code_of_prefill_has_few_instructions_beside_its_products(variant):
@@ -221,7 +241,7 @@ def test_reads_that_begin_within_a_sector_are_counted():
     (one,) = case.launches
     meter = Meter()
     arguments = [case.arrays[x].copy() if isinstance(x, str) else x for x in one.arguments]
-    arguments[-4] += 8  # the keys' offset, by 16 bytes
+    arguments[-5] += 8  # the keys' offset, by 16 bytes
 
     launch(text_of(DECODE), one.grid, arguments, written=(0, 5), meter=meter)
 

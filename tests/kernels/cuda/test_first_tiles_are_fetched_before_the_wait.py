@@ -82,7 +82,7 @@ def test_attention_has_the_first_tile_of_each_warp_fetched(variant, window, monk
         variant, (19, 0, 150, 1), num_kv_heads=kv_heads, splits=splits, window=window
     )
     pool, tables, lengths = (case.arrays[name] for name in ("pool", "block_tables", "seq_lens"))
-    stride, *offsets = case.launches[0].arguments[-5:-2]
+    stride, *offsets = case.launches[0].arguments[-6:-3]
     head = head_bytes(variant.head_size, variant.block_size)
     if variant.kv_dtype is None:
         head = variant.head_size * variant.block_size
@@ -141,7 +141,7 @@ def test_attention_with_heads_of_512_has_the_first_tile_of_each_block_of_threads
     kv_heads, splits = 2, 2
     case = decode_cases.draw_case(variant, (131, 0), num_kv_heads=kv_heads, splits=splits)
     pool, tables, lengths = (case.arrays[name] for name in ("pool", "block_tables", "seq_lens"))
-    stride, *offsets = case.launches[0].arguments[-5:-2]
+    stride, *offsets = case.launches[0].arguments[-6:-3]
     expected = np.zeros(pool.size, np.int64)
     for table, length in zip(tables, lengths, strict=True):
         tiles = -(-int(length) // TILE_TOKENS)

@@ -14,7 +14,7 @@ from kernels.cuda.errors import DriverError
 from kernels.cuda.launch import LoadedKernel
 
 VARIANT = DecodeVariant("bfloat16", 64, 3, 16)
-ARGUMENTS = (16, 32, 48, 64, 80, 96, 112, 5, 0.5, 192, 8, 4096, 0, 1024, 0, 16)
+ARGUMENTS = (16, 32, 48, 64, 80, 96, 112, 5, 0.5, 192, 8, 4096, 0, 1024, 0, 16, 2.5)
 
 
 def grid_of(num_rows, num_kv_heads):
@@ -73,7 +73,7 @@ class RecordingDriver:
 def packed(parameters):
     """The arguments that a launch passes."""
     numbers = (ctypes.c_int32, ctypes.c_float, *[ctypes.c_int64] * 5, ctypes.c_int32)
-    types = (*[ctypes.c_void_p] * 7, *numbers, ctypes.c_void_p)
+    types = (*[ctypes.c_void_p] * 7, *numbers, ctypes.c_void_p, ctypes.c_float)
     addresses = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
     return [kind.from_address(addresses[i]).value for i, kind in enumerate(types)]
 
@@ -139,7 +139,7 @@ def test_a_bound_launch_passes_what_it_was_bound_to_whatever_was_launched_since(
         *passed, parameters, _ = driver.calls[-1]
         assert passed == expected
         assert packed(parameters) == before
-    with pytest.raises(TypeError, match="takes 16 arguments, got 1"):
+    with pytest.raises(TypeError, match="takes 17 arguments, got 1"):
         kernel.bind(grid_of(7, 2), 16)
 
 
@@ -156,7 +156,7 @@ def test_an_empty_grid_launches_nothing():
 def test_a_missing_argument_is_refused_before_the_driver_sees_it():
     kernel = LoadedKernel(VARIANT, b"image", driver=RecordingDriver())
 
-    with pytest.raises(TypeError, match="takes 16 arguments, got 15"):
+    with pytest.raises(TypeError, match="takes 17 arguments, got 16"):
         kernel.launch(grid_of(1, 1), 0, *ARGUMENTS[:-1])
 
 

@@ -36,7 +36,7 @@ FAR = 2**32 + 2**12  # neither 32 bits with a sign nor without hold a multiple o
 LARGEST_BLOCK = 2**31 - 2**12  # its stride is 32 bits with a sign, where the third begins is not
 
 # Where the scalars stand among the arguments, from the end.
-BLOCK_STRIDE, QUERY_STRIDE = -5, -7
+BLOCK_STRIDE, QUERY_STRIDE = -6, -8
 WRITTEN_BLOCK_STRIDE = -9  # of `rope_write_kv`
 
 

@@ -27,7 +27,7 @@ DECODE = WideDecodeVariant("bfloat16", 512, 2, 16)
 DECODE_FLOAT32 = WideDecodeVariant("float32", 512, 2, 16)
 PREFILL = WidePrefillVariant("bfloat16", 512, 8, 16)
 PREFILL_FLOAT32 = WidePrefillVariant("float32", 512, 3, 16)
-BLOCK_STRIDE, WINDOW = -5, -2
+BLOCK_STRIDE, WINDOW = -6, -3
 """Where they stand among the arguments, from the end."""
 
 
@@ -287,6 +287,10 @@ def test_query_tiles_have_as_many_tokens_as_their_heads_leave_places_for():
         (("bfloat16", 512, 1, 16, "int8"), "kv_dtype must be the model's own at head_size 512"),
         (("bfloat16", 512, 1, 16, None, True), "has_window must be False at head_size 512"),
         (("bfloat16", 512, 1, 16, None, False, True), "has_sinks must be False at head_size 512"),
+        (
+            ("bfloat16", 512, 1, 16, None, False, False, True),
+            "has_cap must be False at head_size 512",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", [WideDecodeVariant, WidePrefillVariant])
