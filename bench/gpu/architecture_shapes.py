@@ -58,12 +58,17 @@ IN_GROUPS: Final = Mixture(
 )  # fmt: skip
 
 
+DRAWN_SCALE: Final = 1 / 16
+"""Of Gemma 4's scores, which it is not: beside drawn norms 1 leaves a query one key, and rounding
+decides which."""
+
+
 def of_gemma4(local: frozenset[int]) -> dict[str, object]:
     """Return the numbers of heads of 256 elements in layers with windows, and of 512 in others."""
     layers = frozenset(range(5 if len(local) > 1 else 2))
     return {
         "head_dim": 256, "global_heads": Heads(6, 1, 512),
-        "layers_with_global_heads": layers - local, "score_scale": 1.0, "logits_cap": 5.0,
+        "layers_with_global_heads": layers - local, "score_scale": DRAWN_SCALE, "logits_cap": 5.0,
         "window": WINDOW, "layers_with_window": local, "layers_with_local_rope": local,
         "local_rope_theta": 100.0,
         "rope_scaling": FrequencyDivisors(turning_divisors(512, 0.25, 1.0)),
