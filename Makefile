@@ -36,9 +36,10 @@ setup: .venv/.run ## Create .venv with everything `make run` needs.
 # The prompt reaches the shell through the environment only: pasted into the recipe, its quotes and
 # dollars would be run. `value` keeps make from expanding them.
 unexport PROMPT
+# The model ends the text at once one time in thirty: a first look at it should see some.
 run: export RUN_PROMPT := $(value PROMPT)
 run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--max-tokens 20 …"
-	@$(BIN)/hetero-infer --input "$$RUN_PROMPT" $(RUN_ARGS)
+	@$(BIN)/hetero-infer --input "$$RUN_PROMPT" --min-tokens 1 $(RUN_ARGS)
 
 # A file stays in one worker, files start in the order of tests/conftest.py. Three workers keep two
 # cores busy while tests wait for servers. Tests start hundreds of processes: without bytecode each
