@@ -84,7 +84,7 @@ class Hidden:
     def multiply(self, factor: float) -> None:
         """Multiply the stream, of which something is still to be added."""
         if self.added is None:
-            raise ValueError("a stream is multiplied while something is beside it")
+            raise ValueError("a stream is multiplied only while something is beside it")
         self.factor *= factor
 
     def take_in(self) -> None:
@@ -97,9 +97,9 @@ class Hidden:
         if added is None:
             return rows
         added = added.float() if added.dim() == rows.dim() else added.sum(0)
-        if self.norm is None:
-            return torch.add(rows, added)
-        sums = normed_rows(added, *self.norm).add_(rows)
+        if self.norm is not None:
+            added = normed_rows(added, *self.norm)
+        sums = torch.add(rows, added)
         return sums if self.factor == 1 else sums.mul_(self.factor)
 
 

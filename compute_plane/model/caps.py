@@ -12,6 +12,8 @@ MOST: Final = 1e6
 SCORES_CAP: Final = "attn_logit_softcapping"
 LOGITS_CAP: Final = "final_logit_softcapping"
 """Keys of both kinds of files."""
+OF_GEMMA2: Final = {SCORES_CAP: 50.0, LOGITS_CAP: 30.0}
+"""What files of Gemma 2 mean that say nothing of them."""
 
 
 def checked_cap(path: Path, key: str, cap: float | None) -> float | None:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Final
 
-from compute_plane.model.caps import LOGITS_CAP, SCORES_CAP, checked_cap
+from compute_plane.model.caps import LOGITS_CAP, OF_GEMMA2, SCORES_CAP, checked_cap
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import ModelSpec
@@ -19,8 +19,6 @@ LOCAL_THETA: Final = 10000.0
 GEMMA2: Final = "gemma2"
 LAYERS_OF_27B: Final = {GEMMA2: 46, "gemma3": 62}
 """Of the models whose scores are multiplied by √(heads / hidden); their files do not say so."""
-CAPS: Final = {SCORES_CAP: 50.0, LOGITS_CAP: 30.0}
-"""What a file of Gemma 2 means that says nothing of them."""
 
 
 def with_gemma(
@@ -56,7 +54,7 @@ def _with_caps(path: Path, keys: GgufMetadata, prefix: str, spec: ModelSpec) -> 
     def cap(key: str) -> float | None:
         given = keys.number(prefix + key)
         if given is None:
-            return CAPS[key]
+            return OF_GEMMA2[key]
         return checked_cap(path, prefix + key, given or None)
 
     return dataclasses.replace(spec, scores_cap=cap(SCORES_CAP), logits_cap=cap(LOGITS_CAP))

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from compute_plane.model.caps import LOGITS_CAP, SCORES_CAP, checked_cap
+from compute_plane.model.caps import LOGITS_CAP, OF_GEMMA2, SCORES_CAP, checked_cap
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.hf_model_types import GEMMA2
 from compute_plane.model.hf_rope import of_layer_type, rope_scaling, rope_theta
@@ -22,8 +22,6 @@ from compute_plane.model.spec_faults import faults_of
 LOCAL_THETA: Final = 10000.0
 QUERY_SCALAR: Final = 256
 """What a configuration means that says nothing of them."""
-CAPS: Final = {SCORES_CAP: 50.0, LOGITS_CAP: 30.0}
-"""What a configuration of Gemma 2 means that says nothing of them."""
 
 
 def with_gemma(config: JsonObject, spec: ModelSpec, local_layers: frozenset[int]) -> ModelSpec:
@@ -44,7 +42,7 @@ def with_gemma(config: JsonObject, spec: ModelSpec, local_layers: frozenset[int]
     spec = with_multipliers(config.path, spec, _multipliers(config, spec))
     if spec.architecture == GEMMA2:
         return _with_caps(config, spec)
-    for key in CAPS:  # no model has one, and transformers leaves that of scores out
+    for key in OF_GEMMA2:  # no model has one, and transformers leaves that of scores out
         if config.raw(key) is not None:
             raise UnsupportedModelError(config.path, f"{key} is not supported")
     local = of_layer_type(config, SLIDING_ATTENTION)
@@ -73,7 +71,7 @@ def _with_caps(config: JsonObject, spec: ModelSpec) -> ModelSpec:
 
     def cap(key: str) -> float | None:
         if not config.has(key):
-            return CAPS[key]
+            return OF_GEMMA2[key]
         given = None if config.raw(key) is None else config.number(key)
         return checked_cap(config.path, key, given)
 

@@ -199,5 +199,8 @@ def test_a_stream_on_its_way_elsewhere_has_its_factor() -> None:
     expected = (rows + normed) / 2
     torch.testing.assert_close(hidden.sums(), expected)
     torch.testing.assert_close(hidden.rows(torch.tensor([1])).sums(), expected[1:])
-    with pytest.raises(ValueError, match="while something is beside it"):
+    plain = Hidden(rows, added)
+    plain.multiply(0.5)
+    torch.testing.assert_close(plain.sums(), (rows + added) / 2)
+    with pytest.raises(ValueError, match="only while something is beside it"):
         Hidden(rows).multiply(0.5)
