@@ -50,6 +50,7 @@ FEATURES: Final = (
     "penalties",
     "prompt_logprobs",
     "sampled_slots",
+    "start_prefixes",
     "token_ids",
     "top_k",
 )
@@ -308,6 +309,11 @@ def _check_starts(batch: StepBatch, limits: SlotLimits) -> None:
                 field=f"{field}.slot",
             )
         seen.add(start.slot)
+        if start.prefix is not None and not 0 <= start.prefix.slot < limits.max_slots:
+            raise InvalidBatch(
+                f"{field}.prefix.slot must be below {limits.max_slots}, got {start.prefix.slot}",
+                field=f"{field}.prefix.slot",
+            )
         _check_start_lengths(field, start, limits)
         check_range(f"{field}.token_ids", start.token_ids, limits.vocab_size)
         check_range(f"{field}.block_ids", start.block_ids, limits.num_blocks)
@@ -315,7 +321,7 @@ def _check_starts(batch: StepBatch, limits: SlotLimits) -> None:
 
 
 def _check_start_lengths(field: str, start: SlotStart, limits: SlotLimits) -> None:
-    num_tokens = start.token_ids.size
+    num_tokens = start.num_tokens
     if not 1 <= num_tokens <= limits.max_sequence_tokens:
         raise InvalidBatch(
             f"{field}.token_ids must have 1 to {limits.max_sequence_tokens} tokens, "
@@ -328,9 +334,9 @@ def _check_start_lengths(field: str, start: SlotStart, limits: SlotLimits) -> No
             f"got {start.num_prompt_tokens}",
             field=f"{field}.num_prompt_tokens",
         )
-    if start.block_ids.size > limits.max_table_len:
+    if start.num_blocks > limits.max_table_len:
         raise InvalidBatch(
             f"{field}.block_ids must have at most {limits.max_table_len} blocks, "
-            f"got {start.block_ids.size}",
+            f"got {start.num_blocks}",
             field=f"{field}.block_ids",
         )

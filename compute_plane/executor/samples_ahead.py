@@ -107,6 +107,10 @@ class SamplesAhead:
         """Return which of some lines await a sample of this step."""
         return np.isin(lines, self.target_lines[self.is_counted])
 
+    def involves(self, line: int) -> bool:
+        """Whether the life in a line may end with this step, or get a token by it."""
+        return bool((self.involved_lines == line).any())
+
     def lose(self, lines: Int64Array) -> None:
         """Note that the lives in some lines have ended in a step before this one."""
         self.is_dead |= np.isin(self.row_lines, lines)

@@ -45,6 +45,7 @@ from compute_plane.executor.samples_ahead import (
     SamplesAhead,
     check_needs_no_sample,
 )
+from compute_plane.executor.slot_starts import stage_slots
 from compute_plane.executor.slot_state import SlotMemory, SlotNumbers, ragged_index
 from compute_plane.executor.step import Int64Array, StepBatch, StepResult
 from compute_plane.executor.step_results import (
@@ -107,7 +108,7 @@ class SlotTable:
             state_copies = [*self._waiting_state_copies, *batch.state_copies]
             for copy in batch.state_copies:
                 staged.state_tokens[copy.destination] = staged.state_tokens[copy.source]
-            freed = self._stage_slots(batch, staged, taken)
+            freed = stage_slots(batch, staged, self._memory, self._last_ahead, taken)
             prepared = self._stage_rows(batch, staged, copies, state_copies)
         except (BatchRefused, SampleAwaited):
             for entry in reversed(replaced):
@@ -122,34 +123,6 @@ class SlotTable:
         self._waiting_copies = [] if has_run else copies
         self._waiting_state_copies = [] if has_run else state_copies
         return prepared
-
-    def _stage_slots(self, batch: StepBatch, staged: SlotNumbers, taken: list[int]) -> list[int]:
-        """Forget the released slots, build the started ones; return the lines that become free.
-
-        `taken` gets each line a start was built in.
-        """
-        released = np.unique(batch.released)
-        released = released[staged.is_known[released]]  # to forget what is not known is no fault
-        freed: list[int] = staged.line[released].tolist()
-        staged.is_known[released] = False
-        memory = self._memory
-        for start in batch.starts:
-            slot = start.slot
-            if staged.is_known[slot]:
-                freed.append(int(staged.line[slot]))
-            line = memory.free_lines.pop()
-            taken.append(line)
-            memory.tokens[line, : start.token_ids.size] = start.token_ids
-            memory.tables[line, : start.block_ids.size] = start.block_ids
-            memory.sampling[line] = start.sampling
-            staged.line[slot] = line
-            staged.num_tokens[slot] = staged.num_given[slot] = start.token_ids.size
-            staged.num_prompt[slot] = start.num_prompt_tokens
-            staged.num_computed[slot] = 0
-            staged.num_blocks[slot] = start.block_ids.size
-            staged.is_known[slot] = staged.is_fresh[slot] = True
-            staged.is_poisoned[slot] = False
-        return freed
 
     def _stage_rows(
         self,

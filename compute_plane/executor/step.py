@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,15 +65,34 @@ class SamplingKey:
         )
 
 
+class SlotPrefix(NamedTuple):
+    """The first tokens of slot `slot`, and the first entries of its block table."""
+
+    slot: int
+    num_tokens: int
+    num_blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class SlotStart:
-    """A slot built anew: all tokens known so far and the whole block table."""
+    """A slot built anew: all tokens known so far and the whole block table, behind `prefix`."""
 
     slot: int
     token_ids: Int64Array
     num_prompt_tokens: int
     block_ids: Int64Array
     sampling: SamplingKey
+    prefix: SlotPrefix | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens it has."""
+        return self.token_ids.size + (self.prefix.num_tokens if self.prefix else 0)
+
+    @property
+    def num_blocks(self) -> int:
+        """All entries of its block table."""
+        return self.block_ids.size + (self.prefix.num_blocks if self.prefix else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from compute_plane.executor.step import (
     RowConstraint,
     RowFailureReason,
     SamplingKey,
+    SlotPrefix,
     SlotStart,
     StepBatch,
     StepHeader,
@@ -122,7 +123,12 @@ def _start_from_proto(start: compute_pb2.SlotStart) -> SlotStart:
         num_prompt_tokens=start.num_prompt_tokens,
         block_ids=_column(start.block_ids),
         sampling=_sampling_from_proto(start.sampling, start.sample_index),
+        prefix=_prefix_from_proto(start.prefix) if start.HasField("prefix") else None,
     )
+
+
+def _prefix_from_proto(prefix: compute_pb2.SlotPrefix) -> SlotPrefix:
+    return SlotPrefix(prefix.slot, prefix.num_tokens, prefix.num_blocks)
 
 
 def _sampling_from_proto(sampling: compute_pb2.SamplingParams, sample_index: int) -> SamplingKey:

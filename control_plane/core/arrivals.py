@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from control_plane.core.kv_interface import KVCacheManagerProtocol
 from control_plane.core.request import Sequence
-from control_plane.core.running import Arrival, RunningSet
+from control_plane.core.running import RunningSet
+
+
+class Arrival(NamedTuple):
+    """What a waiting sequence brings: tokens that need not be computed.
+
+    `block_ids`: blocks that hold its first tokens. `num_in_use`: how many of them are in a table
+    now, so that sharing them takes nothing from the pool. `num_computed`: tokens with KV, found or
+    saved on the host. `num_missing`: known tokens without. `state_places`: of the sequence.
+    """
+
+    block_ids: list[int]
+    num_in_use: int
+    num_computed: int
+    num_missing: int
+    state_places: tuple[int, ...] = ()
 
 
 class Arrivals:

@@ -37,11 +37,23 @@ class StateCopy(NamedTuple):
     destination: int
 
 
+class SlotPrefix(NamedTuple):
+    """What a slot begins with as slot `slot` does: its first tokens, and entries of its table.
+
+    It is as the batch's copies and the starts before this one have left it, released or not.
+    """
+
+    slot: int
+    num_tokens: int
+    num_blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class SlotStart:
     """Everything the compute plane must know to continue a sequence from nothing.
 
-    `token_ids`: all tokens known so far, prompt first. `block_ids`: the whole block table.
+    `token_ids`: all tokens known so far, prompt first, and `block_ids`: the whole block table; both
+    behind what they have of the `prefix`.
     """
 
     slot: int
@@ -50,6 +62,7 @@ class SlotStart:
     block_ids: tuple[int, ...]
     params: GenerationParams
     sample_index: int = 0
+    prefix: SlotPrefix | None = None
 
 
 class PromptLogprobsRequest(NamedTuple):

@@ -63,6 +63,9 @@ class Beams:
             seq.output_tokens.append(continuation.token_id)
             if seq in self._running:
                 seq.needs_start = True
+                if seq.is_on_plane:  # all is right there but for the token that it sampled
+                    num_tokens = seq.num_computed_tokens
+                    self._running.set_origin(seq, seq, num_tokens, num_tokens)
                 seq.mark()
                 self._running.decoding[seq.seq_id] = seq
             else:

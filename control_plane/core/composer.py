@@ -331,9 +331,11 @@ class StepComposer:
         num_tokens = seq.num_computed_tokens
         for twin in self._book.bear(group):
             table = None
-            has_room = self._has_room_for_start(step, twin, is_dear=seq.chain is None)
+            has_room = running.start_prefixes or self._has_room_for_start(
+                step, twin, is_dear=seq.chain is None
+            )
             if has_room and step.num_places < self._config.max_batch_size:
-                table = running.fork(seq, twin, num_tokens, is_twin=True)
+                table = running.fork(seq, twin, num_tokens, num_sent=step.positions[-1])
             if table is None:
                 self._queue.add(twin)
                 continue

@@ -35,6 +35,8 @@ MAY_BE_NONE = (
     "num_states",
 )
 
+NO_NUMBERS = ("memory_threshold", "start_prefixes")
+
 _NOT_WITH_STATES = ("num_host_blocks", "speculative_tokens", "grammar_drafts")
 """A state takes nothing back, and is not in the blocks that are swapped out."""
 
@@ -66,6 +68,7 @@ class SchedulerConfig:
     `num_states`: states of the compute plane (`control_plane.core.states`), at least as many as it
     has slots, and then without host blocks and drafts; 0: its model has none.
     `min_state_tokens`: tokens that a state kept to be found again saves at least.
+    `start_prefixes`: whether the compute plane starts a slot with what another one has.
     """
 
     max_batch_size: int = 32
@@ -84,12 +87,13 @@ class SchedulerConfig:
     max_embeddings: int = 0
     num_states: int = 0
     min_state_tokens: int = MIN_STATE_TOKENS
+    start_prefixes: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name == "memory_threshold" or (value is None and f.name in OPTIONAL_LIMITS):
+            if f.name in NO_NUMBERS or (value is None and f.name in OPTIONAL_LIMITS):
                 continue
             least = 0 if f.name in MAY_BE_NONE else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from control_plane.core.batch import TokenLogprobs
+from control_plane.core.batch import SlotPrefix, TokenLogprobs
 from control_plane.core.beam import BeamSearch
 from control_plane.core.constraint import Constraint
 from control_plane.core.embedding import Embedding
@@ -189,6 +189,22 @@ class LeftBlock(NamedTuple):
     is_own: bool
 
 
+class Origin(NamedTuple):
+    """Whose first tokens and blocks a sequence has: those of `seq`, in its stay `stay`."""
+
+    seq: Sequence
+    stay: int
+    num_tokens: int
+    num_blocks: int
+
+    def prefix(self) -> SlotPrefix | None:
+        """Return what a slot may be started with; None: the plane has it no more, or not yet."""
+        seq = self.seq
+        if seq.stay != self.stay or not seq.is_on_plane:
+            return None
+        return SlotPrefix(seq.slot, self.num_tokens, self.num_blocks)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sample of a request, seen from the scheduler: waiting, or running with its KV blocks.
@@ -203,8 +219,10 @@ class Sequence:
     those it left to others when it took a copy. `state_places`: numbers of tokens behind which it
     leaves a state to be found again (`control_plane.core.states`).
 
+    `stay`: the number of the time for which it holds a slot and a table; 0: it holds none.
     `needs_start`: the compute plane does not know the slot as this sequence, or not all its tokens;
-    `is_on_plane`: its slot is started there, with this sequence's table. `shares_tail`: its
+    `is_on_plane`: its slot is started there, with this sequence's table. `origin`: what it can be
+    started from, as long as that stays. `shares_tail`: its
     last block may be half-full and in another table too. `draining`: not scheduled, waiting for its
     steps in flight, then preempted or finished. `constraint`: what it may say, None: anything; its
     rows wait for its newest token, which decides that. `first_end`: place of the first token, the
@@ -229,8 +247,10 @@ class Sequence:
     num_pending_tokens: int = 0
     num_saved_tokens: int = 0
     num_borrowed_blocks: int = 0
+    stay: int = 0
     needs_start: bool = True
     is_on_plane: bool = False
+    origin: Origin | None = None
     shares_tail: bool = False
     draining: bool = False
     is_special: bool = True

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING
 
 from control_plane.core.batch import BlockCopy
 from control_plane.core.filled_blocks import FilledBlocks
 from control_plane.core.host_pool import HostPool
 from control_plane.core.kv_interface import KVCacheManagerProtocol, SharingKVCacheManagerProtocol
 from control_plane.core.queue import WaitingQueue
-from control_plane.core.request import LeftBlock, RequestState, Sequence
+from control_plane.core.request import LeftBlock, Origin, RequestState, Sequence
 from control_plane.core.slots import SlotPool
 from control_plane.core.states import SequenceStates
 
-
-class Arrival(NamedTuple):
-    """What a waiting sequence brings: tokens that need not be computed.
-
-    `block_ids`: blocks that hold its first tokens. `num_in_use`: how many of them are in a table
-    now, so that sharing them takes nothing from the pool. `num_computed`: tokens with KV, found or
-    saved on the host. `num_missing`: known tokens without. `state_places`: of the sequence.
-    """
-
-    block_ids: list[int]
-    num_in_use: int
-    num_computed: int
-    num_missing: int
-    state_places: tuple[int, ...] = ()
+if TYPE_CHECKING:
+    from control_plane.core.arrivals import Arrival
 
 
 class RunningSet:
@@ -48,6 +37,7 @@ class RunningSet:
         "_preempting",
         "_queue",
         "_running",
+        "_stays",
         "decoding",
         "filled",
         "host",
@@ -61,6 +51,7 @@ class RunningSet:
         "prefilling",
         "sharing",
         "slots",
+        "start_prefixes",
         "states",
     )
 
@@ -71,6 +62,8 @@ class RunningSet:
         queue: WaitingQueue,
         host: HostPool,
         states: SequenceStates | None = None,
+        *,
+        start_prefixes: bool = False,
     ) -> None:
         self._kv = kv_cache
         self.sharing = kv_cache if isinstance(kv_cache, SharingKVCacheManagerProtocol) else None
@@ -80,10 +73,12 @@ class RunningSet:
         self.slots = slots
         self.host = host
         self.states = states
+        self.start_prefixes = start_prefixes
         self._running: dict[int, Sequence] = {}  # by seq_id, as the next two
         # `decoding`: least recently served first; `prefilling`: in order of admission.
         self.decoding: dict[int, Sequence] = {}
         self.prefilling: dict[int, Sequence] = {}
+        self._stays = count(1)
         self._preempting: set[int] = set()  # preempted while a step of theirs was in flight
         self.num_draining_blocks = 0
         self._awaited_blocks = 0  # that rows of the step being put together wait for
@@ -154,13 +149,14 @@ class RunningSet:
         return table
 
     def fork(
-        self, parent: Sequence, child: Sequence, num_tokens: int, *, is_twin: bool = False
+        self, parent: Sequence, child: Sequence, num_tokens: int, num_sent: int | None = None
     ) -> list[int] | None:
         """Let a new sequence share the blocks of the parent's first `num_tokens`; its block table.
 
-        `is_twin`: a row of the parent's in the step that is put together computes the last of them.
-        None, and nothing has changed, if there is no slot, the KV cache cannot share, or the
-        parent's state is of more tokens.
+        `num_sent`: how many of them earlier steps have computed, where a row of the parent's in the
+        step that is put together computes the others. None: all of them.
+        Returns None, and nothing has changed, if there is no slot, the KV cache cannot share, or
+        the parent's state is of more tokens.
         """
         if self.sharing is None or self.slots.num_free == 0:
             return None
@@ -171,16 +167,24 @@ class RunningSet:
         child.num_computed_tokens = num_tokens
         child.num_borrowed_blocks = len(table)
         self._enter(child, len(table))
+        self.set_origin(child, parent, num_tokens, num_tokens if num_sent is None else num_sent)
         if self.states is not None:
-            self.states.fork(parent.slot, child.slot, is_behind_row=is_twin)
+            self.states.fork(parent.slot, child.slot, is_behind_row=num_sent is not None)
         if num_tokens % self._block_size:
             for seq in (parent, child):
                 seq.shares_tail = True
                 seq.mark()
         return table
 
+    def set_origin(self, seq: Sequence, parent: Sequence, num_tokens: int, num_sent: int) -> None:
+        """Let a slot be started with the parent's first tokens, known there, and blocks sent."""
+        if self.start_prefixes:
+            num_blocks = num_sent // self._block_size  # of a half-full one there may be a copy
+            seq.origin = Origin(parent, parent.stay, num_tokens, num_blocks)
+
     def _enter(self, seq: Sequence, table_len: int) -> None:
         seq.slot = self.slots.acquire()
+        seq.stay = next(self._stays)
         self._running[seq.seq_id] = seq
         seq.group.num_running += 1
         if seq.request.state is RequestState.PENDING:
@@ -311,6 +315,8 @@ class RunningSet:
         self._kv.free_sequence(seq.seq_id)
         self.slots.release(seq.slot, was_started=seq.is_on_plane)
         del self._running[seq.seq_id]
+        seq.stay = 0
+        seq.origin = None
         seq.group.num_running -= 1
         if not seq.is_done:
             self._return(seq)

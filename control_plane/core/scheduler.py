@@ -71,6 +71,7 @@ class Scheduler:
             self._queue,
             HostPool(config.num_host_blocks),
             states,
+            start_prefixes=config.start_prefixes,
         )
         limits = RequestLimits(
             max_model_len=config.max_model_len,

@@ -115,20 +115,32 @@ class Step:
         return not self.rows and not self._starts
 
     def add_start(self, seq: Sequence, block_ids: Series[int]) -> None:
-        """Start the sequence's slot with all its known tokens and its whole block table."""
+        """Start the sequence's slot with all its known tokens and its whole block table.
+
+        What the slot of its `origin` has of them is only named.
+        """
         request = seq.request
+        prefix = None if seq.origin is None else seq.origin.prefix()
+        seq.origin = None
         seq.needs_start = False
         seq.is_on_plane = True
         seq.mark()
-        self.num_start_tokens += seq.num_known_tokens
+        num_tokens, num_blocks = (0, 0) if prefix is None else prefix[1:]
+        num_prompt_tokens = len(request.input_tokens)
+        token_ids = (
+            *request.input_tokens[num_tokens:],
+            *seq.output_tokens[max(0, num_tokens - num_prompt_tokens) :],
+        )
+        self.num_start_tokens += len(token_ids)
         self._starts.append(
             SlotStart(
                 slot=seq.slot,
-                token_ids=(*request.input_tokens, *seq.output_tokens),
-                num_prompt_tokens=len(request.input_tokens),
-                block_ids=tuple(block_ids),
+                token_ids=token_ids,
+                num_prompt_tokens=num_prompt_tokens,
+                block_ids=tuple(block_ids[num_blocks:]),
                 params=seq.group.params,
                 sample_index=seq.sample_index,
+                prefix=prefix,
             )
         )
 

@@ -106,6 +106,7 @@ def _starts_to_proto(starts: Iterable[SlotStart]) -> list[compute_pb2.SlotStart]
 def _start_to_proto(
     start: SlotStart, sampling: compute_pb2.SamplingParams
 ) -> compute_pb2.SlotStart:
+    prefix = start.prefix
     return compute_pb2.SlotStart(
         slot=start.slot,
         token_ids=start.token_ids,
@@ -113,6 +114,11 @@ def _start_to_proto(
         block_ids=start.block_ids,
         sampling=sampling,
         sample_index=start.sample_index,
+        prefix=None
+        if prefix is None
+        else compute_pb2.SlotPrefix(
+            slot=prefix.slot, num_tokens=prefix.num_tokens, num_blocks=prefix.num_blocks
+        ),
     )
 
 

@@ -32,6 +32,9 @@ DRAFT_CONSTRAINTS = "draft_constraints"
 PROMPT_LOGPROBS = "prompt_logprobs"
 """The feature of planes that give log-probabilities of prompts."""
 
+START_PREFIXES = "start_prefixes"
+"""The feature of planes that start a slot with what another one has."""
+
 _MAY_GROW = ("num_blocks", "max_slots", "num_states")
 """Facts of a plane of which more than before is no matter."""
 
@@ -193,6 +196,7 @@ def effective_limits(
         embedding_size=plane.hidden_size,
         max_embeddings=plane.max_embeddings if EMBEDDINGS in plane.features else 0,
         num_states=plane.num_states,
+        start_prefixes=START_PREFIXES in plane.features,
         **values,
     )
     return config, lowered

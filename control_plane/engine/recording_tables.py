@@ -49,10 +49,11 @@ class BlockTables:
             table = tables.get(copy.slot, ())
             if copy.logical_index < len(table):
                 tables[copy.slot][copy.logical_index] = copy.destination_block
-        for slot in batch.released:
-            tables.pop(slot, None)
+        released = {slot: tables.pop(slot, []) for slot in batch.released}
         for start in batch.starts:
-            tables[start.slot] = list(start.block_ids)
+            of = start.prefix.slot  # a slot that is released here may still be named
+            begun = tables.get(of, released.get(of, []))[: start.prefix.num_blocks]
+            tables[start.slot] = [*begun, *start.block_ids]
         if batch.new_block_ids:
             first = 0
             for slot, count in zip(batch.slots, batch.new_block_counts, strict=True):

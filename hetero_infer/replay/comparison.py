@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from control_plane.core.embedding import EMBEDDINGS
-from control_plane.engine.plane import CONSTRAINTS, DRAFT_CONSTRAINTS, DRAFTS
+from control_plane.engine.plane import (
+    CONSTRAINTS,
+    DRAFT_CONSTRAINTS,
+    DRAFTS,
+    START_PREFIXES,
+)
 from control_plane.engine.recording_tables import FilledPlace
 from hetero_infer.replay.recorded_state import kept_drafts
 from planes.errors import ConfigError
@@ -109,6 +114,13 @@ def check_features(batch: compute_pb2.ExecutionBatch, plane: compute_pb2.Describ
         raise ConfigError(
             f"step {batch.step_id} has drafts, which the compute plane takes none of; record "
             "without speculative_tokens and grammar_drafts",
+            field="compute",
+        )
+    has_prefixes = any(start.HasField("prefix") for start in batch.starts)
+    if has_prefixes and START_PREFIXES not in plane.features:
+        raise ConfigError(
+            f"step {batch.step_id} starts slots with what others have, which the compute plane "
+            "does not",
             field="compute",
         )
     is_behind_drafts = any(constraint.num_drafts for constraint in batch.constraints)

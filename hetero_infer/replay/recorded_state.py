@@ -68,10 +68,9 @@ class RecordedState:
         self._check(batch)
         self._move_digests(batch)
         self._tables.apply(batch)
-        for number in batch.released:
-            self._slots.pop(number, None)
+        released = {number: self._slots.pop(number, None) for number in batch.released}
         for start in batch.starts:
-            self._slots[start.slot] = RecordedSlot(start, list(start.token_ids))
+            self._slots[start.slot] = self._started(start, released)
         if batch.token_counts:
             self._append_given(batch)
         for row, number in enumerate(batch.slots):
@@ -102,6 +101,18 @@ class RecordedState:
                 slot.tokens += [*kept[k], token]
         if len(output.block_digests) == len(batch.digest_blocks):
             self._digests.update(zip(batch.digest_blocks, output.block_digests, strict=True))
+
+    def _started(
+        self, start: compute_pb2.SlotStart, released: dict[int, RecordedSlot | None]
+    ) -> RecordedSlot:
+        """Return a slot as a start makes it; `released`: slots that may still be named."""
+        if not start.HasField("prefix"):
+            return RecordedSlot(start, list(start.token_ids))
+        of, num_tokens = start.prefix.slot, start.prefix.num_tokens
+        named = self._slots.get(of, released.get(of))
+        if named is None:
+            return RecordedSlot(start, list(start.token_ids), is_sound=False)
+        return RecordedSlot(start, [*named.tokens[:num_tokens], *start.token_ids], named.is_sound)
 
     def _spoil(self, number: int) -> None:
         slot = self.slot(number)

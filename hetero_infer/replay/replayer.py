@@ -301,6 +301,7 @@ class Replayer:
         start = compute_pb2.SlotStart()
         start.CopyFrom(slot.start)
         del start.token_ids[:], start.block_ids[:]
+        start.ClearField("prefix")
         start.token_ids.extend(slot.tokens)
         start.block_ids.extend(table)
         if self._described.num_states:  # the state is of all tokens but the last, as recorded

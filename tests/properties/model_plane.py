@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from control_plane.core.batch import (
     BlockCopy,
     RowFailure,
+    SlotPrefix,
     StepBatch,
     StepResult,
     TokenLogprobs,
@@ -55,6 +56,9 @@ class Slot:
     sample_index: int
     num_computed: int | None = None  # None: the first row may begin anywhere
     is_poisoned: bool = False
+
+
+NOTHING_BEGUN = Slot([], 0, [], GenerationParams(), 0)
 
 
 class Row(NamedTuple):
@@ -104,7 +108,7 @@ class ModelPlane:
         self._move_blocks(batch)
         for slot_id in batch.released:
             must(slot_id in self.slots, f"slot {slot_id} is released but not known")
-            del self.slots[slot_id]
+        released = {slot_id: self.slots.pop(slot_id) for slot_id in batch.released}
         for start in batch.starts:
             must(0 <= start.slot < self.num_slots, f"slot {start.slot} is out of range")
             before = self.slots.get(start.slot)
@@ -112,12 +116,14 @@ class ModelPlane:
                 before is None or before.params == start.params,
                 f"slot {start.slot} is started while another request uses it",
             )
+            begun = self._begun(start.prefix, released)
             self.slots[start.slot] = Slot(
-                list(start.token_ids),
+                [*begun.tokens, *start.token_ids],
                 start.num_prompt_tokens,
-                list(start.block_ids),
+                [*begun.table, *start.block_ids],
                 start.params,
                 start.sample_index,
+                is_poisoned=begun.is_poisoned,
             )
         drafts = self._lay_drafts(batch)
         rows = self._rows(batch, {start.slot for start in batch.starts})
@@ -150,6 +156,18 @@ class ModelPlane:
             kept_drafts=[kept[row] for row in batch.sampled_rows] if any(kept) else [],
         )
         return result, written
+
+    def _begun(self, prefix: SlotPrefix | None, released: dict[int, Slot]) -> Slot:
+        """What a started slot has of another one."""
+        if prefix is None:
+            return NOTHING_BEGUN
+        slot = self.slots.get(prefix.slot) or released.get(prefix.slot)
+        must(slot is not None, f"slot {prefix.slot} of a prefix is not known")
+        assert slot is not None
+        is_there = prefix.num_tokens <= len(slot.tokens) and prefix.num_blocks <= len(slot.table)
+        must(slot.is_poisoned or is_there, "the slot has the prefix")
+        tokens, table = slot.tokens[: prefix.num_tokens], slot.table[: prefix.num_blocks]
+        return replace(slot, tokens=tokens, table=table)
 
     def _move_blocks(self, batch: StepBatch) -> None:
         """Swap out, copy, swap in; in this order."""

@@ -70,6 +70,7 @@ params = st.builds(
         max_num_seqs=st.sampled_from([4, 8]),
         max_total_tokens=st.sampled_from([3, 16, 64]),
         memory_threshold=st.sampled_from([0.5, 1.0]),
+        start_prefixes=st.booleans(),
     ),
     block_size=st.sampled_from([1, 3, 4]),
     prefix_cache=st.booleans(),

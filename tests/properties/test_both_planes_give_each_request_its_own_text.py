@@ -177,6 +177,7 @@ limits = st.builds(
     memory_threshold=st.sampled_from([0.5, 0.9, 1.0]),
     speculative_tokens=st.sampled_from([0, 3, 7]),
     prompt_lookup_min=st.sampled_from([1, 2]),
+    start_prefixes=st.booleans(),
 )
 
 

@@ -189,6 +189,7 @@ def draw_config(draw: Random) -> SchedulerConfig:
         speculative_tokens=one_of([0, 1, 3, 7]),
         prompt_lookup_min=one_of([1, 2]),
         grammar_drafts=one_of([0, 1, 3, 7]),
+        start_prefixes=one_of([True, False]),
     )
 
 

@@ -151,6 +151,7 @@ crowds = given(
         max_model_len=st.just(MAX_LEN),
         max_total_tokens=st.integers(2, 64),
         memory_threshold=st.sampled_from([0.5, 1.0]),
+        start_prefixes=st.booleans(),
     ),
     depth=st.integers(1, 2),
     deaths=st.frozensets(st.integers(1, 20), max_size=2),

@@ -44,6 +44,7 @@ any_limits = st.builds(
     speculative_tokens=speculative_tokens,
     grammar_drafts=grammar_drafts,
     prompt_lookup_min=prompt_lookup_min,
+    start_prefixes=st.booleans(),
 )
 memory_is_the_limit = st.builds(
     SchedulerConfig,
@@ -54,6 +55,7 @@ memory_is_the_limit = st.builds(
     speculative_tokens=speculative_tokens,
     grammar_drafts=grammar_drafts,
     prompt_lookup_min=prompt_lookup_min,
+    start_prefixes=st.booleans(),
 )
 configs = memory_is_the_limit | any_limits
 memories = st.builds(

@@ -28,6 +28,7 @@ from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import (
     RowFailureReason,
     SamplingKey,
+    SlotPrefix,
     SlotStart,
     StepBatch,
     StepHeader,
@@ -39,7 +40,7 @@ from compute_plane.executor.steps_in_turn import StepsInTurn
 from compute_plane.executor.work import Answer, Work
 from tests.compute_plane.executor.pipelined_executors import DelayedExecutor, DelayedStep
 from tests.compute_plane.executor.slot_batches import LIMITS as SMALL
-from tests.compute_plane.executor.slot_batches import start, step
+from tests.compute_plane.executor.slot_batches import column, start, step
 
 NUM_SLOTS = 5
 BLOCKS_A_START = 10
@@ -143,6 +144,10 @@ class Controller:
                 rows.append((slot, 0, length))
                 self.tokens[slot] = length + 1
             elif draw.random() < 0.08:
+                starts.append(self.corrected(slot))
+                self.tokens[slot] = known + 1
+                rows.append((slot, known - 1, 1))
+            elif draw.random() < 0.08:
                 released.append(slot)
                 self.tokens[slot] = 0
                 continue
@@ -162,6 +167,11 @@ class Controller:
         )
         return self.spoilt(self.forked(batch))
 
+    def corrected(self, slot: int) -> SlotStart:
+        """Start a slot with all that it has but its newest token, and another one."""
+        prefix = SlotPrefix(slot, self.tokens[slot] - 1, BLOCKS_A_START)
+        return SlotStart(slot, column([33]), 1, column([]), self.key(slot), prefix)
+
     def forked(self, batch: StepBatch) -> StepBatch:
         """Let a prompt feed a second slot, whose table is its own from the next block on."""
         idle = [s for s in range(NUM_SLOTS) if s not in [*batch.slots, *batch.released]]
@@ -174,6 +184,14 @@ class Controller:
         own = self.blocks()
         table = [*first.block_ids[:num_shared].tolist(), *own[num_shared:]]
         second = start(twin, first.token_ids.tolist(), table, self.key(twin))
+        if self.random.random() < 0.5:
+            prefix = SlotPrefix(slot, self.random.randint(0, first.num_tokens), num_shared - 1)
+            second = replace(
+                second,
+                token_ids=first.token_ids[prefix.num_tokens :],
+                block_ids=second.block_ids[prefix.num_blocks :],
+                prefix=prefix,
+            )
         row = batch.slots.tolist().index(slot)
         sampled = np.append(batch.sampled_rows, row)
         targets = np.append(batch.slots[batch.sampled_rows], twin)

@@ -39,7 +39,7 @@ def sound_parts() -> dict:
 
 def with_start(**parts: object) -> dict:
     """The sound batch with its start changed."""
-    sampling = parts.pop("sampling", None)
+    sampling, prefix = parts.pop("sampling", None), parts.pop("prefix", None)
     changed = start(2, b"third one", [16, 17])
     for name, value in parts.items():
         if isinstance(value, list):
@@ -49,6 +49,8 @@ def with_start(**parts: object) -> dict:
             setattr(changed, name, value)
     if sampling is not None:
         changed.sampling.CopyFrom(compute_pb2.SamplingParams(**sampling))
+    if prefix is not None:
+        changed.prefix.CopyFrom(prefix)
     return {"starts": [changed]}
 
 
@@ -161,6 +163,30 @@ INVALID = {
     ),
     "a start with a wrong block": (with_start(block_ids=[96]), "starts[0].block_ids[0]"),
     "a start with too many blocks": (with_start(block_ids=[1] * 97), "starts[0].block_ids"),
+    "a start with another slot's tokens that is none": (
+        with_start(prefix=compute_pb2.SlotPrefix(slot=8)),
+        "starts[0].prefix.slot",
+    ),
+    "a start with tokens of a slot not started": (
+        with_start(prefix=compute_pb2.SlotPrefix(slot=5)),
+        "starts[0].prefix.slot",
+    ),
+    "a start with more tokens than the other slot has": (
+        with_start(prefix=compute_pb2.SlotPrefix(slot=0, num_tokens=100)),
+        "starts[0].prefix.num_tokens",
+    ),
+    "a start with more blocks than the other slot has": (
+        with_start(prefix=compute_pb2.SlotPrefix(slot=0, num_blocks=90)),
+        "starts[0].prefix.num_blocks",
+    ),
+    "a start with tokens of another slot without end": (
+        with_start(prefix=compute_pb2.SlotPrefix(slot=0, num_tokens=HUGE)),
+        "starts[0].token_ids",
+    ),
+    "a start with blocks of another slot without end": (
+        with_start(prefix=compute_pb2.SlotPrefix(slot=0, num_blocks=HUGE)),
+        "starts[0].block_ids",
+    ),
     "a negative temperature": (sampling(temperature=-0.5), "starts[0].sampling.temperature"),
     "an infinite temperature": (
         sampling(temperature=float("inf")),

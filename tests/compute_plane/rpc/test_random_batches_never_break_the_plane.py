@@ -51,6 +51,9 @@ sampling_params = st.builds(
     num_logprobs=st.none() | small,
 )
 good_sampling = st.just(compute_pb2.SamplingParams(top_p=1.0))
+prefixes = st.builds(
+    compute_pb2.SlotPrefix, slot=slot_ids, num_tokens=small, num_blocks=st.just(0) | small
+)
 starts = st.builds(
     compute_pb2.SlotStart,
     slot=slot_ids,
@@ -59,6 +62,7 @@ starts = st.builds(
     block_ids=lists(block_ids),
     sampling=good_sampling | sampling_params,
     sample_index=small,
+    prefix=st.none() | prefixes,
 )
 good_starts = st.builds(
     lambda slot, tokens: start(slot, bytes(tokens), list(range(slot * 6, slot * 6 + 6))),

@@ -94,6 +94,31 @@ def test_every_block_that_a_batch_fills_is_asked_for(recorder):
     assert list(batch.digest_blocks) == [3]
 
 
+def test_the_blocks_of_a_slot_that_began_as_another_one_are_known(recorder):
+    recorder.sent(
+        compute_pb2.ExecutionBatch(
+            step_id=1,
+            starts=[start(0, 9, [5, 6, 7])],
+            slots=[0],
+            query_lens=[9],
+            positions=[0],
+        )
+    )
+    second, third = start(1, 1, [8]), start(0, 1, [9])
+    second.prefix.CopyFrom(compute_pb2.SlotPrefix(slot=0, num_tokens=8, num_blocks=2))
+    third.prefix.CopyFrom(compute_pb2.SlotPrefix(slot=1, num_tokens=8, num_blocks=1))
+    batch = compute_pb2.ExecutionBatch(
+        step_id=2,
+        released=[0],
+        starts=[second, third],
+        slots=[0, 1],
+        query_lens=[3, 4],
+        positions=[5, 8],
+    )
+    recorder.sent(batch)
+    assert list(batch.digest_blocks) == [9, 8]
+
+
 def test_a_block_that_drafts_may_fill_is_not_asked_for(recorder):
     batch = compute_pb2.ExecutionBatch(
         step_id=1,

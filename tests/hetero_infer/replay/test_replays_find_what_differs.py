@@ -10,7 +10,7 @@ import pytest
 from control_plane.core.embedding import NOTHING_GENERATED, Embedding, Pooling
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import Request
-from hetero_infer.replay.comparison import rules_for
+from hetero_infer.replay.comparison import check_features, rules_for
 from hetero_infer.replay.replay_plane import PlaneLostError, ReplayPlane
 from planes.errors import ConfigError
 from protos.hetero.compute.v1 import compute_pb2
@@ -178,6 +178,32 @@ def test_another_log_probability_is_reported_with_its_token(recording, other):
     tamper(other, shift)
     (found,) = replay(other, recording, finds_all=True).differences
     assert (found.what, found.step, found.row, found.replayed) == ("log-probability", 5, 0, "-99.0")
+
+
+def test_slots_that_begin_as_others_do_are_replayed_like_all(planes, other, tmp_path):
+    asked = [
+        ("a text that samples have in common", GenerationParams(max_tokens=6, seed=2, n=3)),
+        ("a text that beams have in common", GenerationParams(max_tokens=8, seed=1, beam_width=3)),
+    ]
+    record(planes[0], tmp_path / "run", asked)
+    messages = read(tmp_path / "run")
+    batches = [m for m in messages if isinstance(m, compute_pb2.ExecutionBatch)]
+    begun = [start for batch in batches for start in batch.starts if start.HasField("prefix")]
+    assert len(begun) > 10
+    assert max(len(start.token_ids) for start in begun) == 1
+    assert replay(other, tmp_path / "run").num_differences == 0
+
+    def draw_another(number, _, output):
+        return with_tokens(output, -1, 33) if number == 5 else output
+
+    tamper(other, draw_another)
+    (found,) = replay(other, tmp_path / "run", finds_all=True).differences
+    assert (found.what, found.step) == ("token", 5)
+    assert "full blocks of its table are as they were filled" in found.note
+    with pytest.raises(ConfigError, match="starts slots with what others have"):
+        check_features(
+            compute_pb2.ExecutionBatch(step_id=1, starts=begun[:1]), compute_pb2.DescribeResponse()
+        )
 
 
 def test_a_row_that_fails_on_one_plane_only_is_reported(recording, other):

@@ -168,7 +168,7 @@ class DescribeResponse(_message.Message):
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the optional parts of ExecutionBatch this plane executes, e.g. "copies", "swap",
         "prompt_logprobs", "top_k", "drafts", "constraints", "draft_constraints" (of rows with drafts),
-        "embeddings", "states".
+        "embeddings", "states", "start_prefixes".
         Others are refused.
         """
 
@@ -770,18 +770,25 @@ class SlotStart(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     num_prompt_tokens: _builtins.int
     sample_index: _builtins.int
     """Which of a request's n samples this is; a key of the random generator."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """All tokens known so far: the prompt and what was generated."""
+        """All tokens known so far, the prompt and what was generated, behind those of `prefix`."""
 
     @_builtins.property
-    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The block table, behind what `prefix` has of it."""
+
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
+    @_builtins.property
+    def prefix(self) -> Global___SlotPrefix:
+        """What it begins with as another slot does. Absent: nothing."""
+
     def __init__(
         self,
         *,
@@ -791,14 +798,45 @@ class SlotStart(_message.Message):
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: Global___SamplingParams | None = ...,
         sample_index: _builtins.int = ...,
+        prefix: Global___SlotPrefix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "num_prompt_tokens", b"num_prompt_tokens", "sample_index", b"sample_index", "sampling", b"sampling", "slot", b"slot", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "num_prompt_tokens", b"num_prompt_tokens", "prefix", b"prefix", "sample_index", b"sample_index", "sampling", b"sampling", "slot", b"slot", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SlotStart: _TypeAlias = SlotStart  # noqa: Y015
+
+@_typing.final
+class SlotPrefix(_message.Message):
+    """The first tokens of a slot, and the first entries of its block table. The slot may be the one that
+    is started, and one that this batch releases: it is as the batch's copies and the starts before
+    this one have left it. If it is poisoned, so is the started one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    num_tokens: _builtins.int
+    num_blocks: _builtins.int
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlotPrefix: _TypeAlias = SlotPrefix  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
