@@ -7,11 +7,13 @@ and only one row of a step may write it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from compute_plane.errors import InvalidBatch
 from compute_plane.executor.batch_checks import SlotLimits
-from compute_plane.executor.interface import BoolArray, Int32Array
+from compute_plane.executor.interface import Int32Array
 from compute_plane.executor.row_stage import LiveRows
 from compute_plane.executor.slot_state import SlotMemory, SlotNumbers, ragged_index
 from compute_plane.executor.step import Int64Array, TableCopy
@@ -54,42 +56,60 @@ class WriteChecker:
                 raise InvalidBatch(
                     f"block {block} would be written by {who}", field="new_block_ids"
                 )
-            used_places = -(-ends // size)  # [S]
-            columns = np.arange(int(used_places.max()))
-            used = tables[:, : columns.size][lines]  # [S, M]
-            is_used = columns < used_places[:, None]
-            place = self._place[used]
-            self._refuse_misplaced(is_used & (place != NOBODY) & (place != columns), used, row_of)
+            used = _UsedEntries.of(tables, lines, -(-ends // size))
+            self._refuse_misplaced(used, row_of)
             for index, copy in enumerate(batch.copies):
-                self._check_copy(index, copy, batch.slots, used, is_used)
+                _check_copy(index, copy, batch.slots, used)
         finally:
             self._writer[written] = NOBODY
             self._place[written] = NOBODY
 
-    @staticmethod
-    def _refuse_misplaced(wrong: BoolArray, used: Int32Array, row_of: Int64Array) -> None:
-        if wrong.any():
-            row, column = (int(axis[0]) for axis in np.nonzero(wrong))
+    def _refuse_misplaced(self, used: _UsedEntries, row_of: Int64Array) -> None:
+        """Refuse a block that is written and stands at another place of a table."""
+        written = np.flatnonzero(self._place[used.blocks] != NOBODY)
+        rows, places = used.where(written)
+        wrong = np.flatnonzero(self._place[used.blocks[written]] != places)
+        if wrong.size:
+            first = wrong[0]
             raise InvalidBatch(
-                f"block {used[row, column]} is entry {column} of the table of row "
-                f"{row_of[row]}, but is written as another part of a sequence",
+                f"block {used.blocks[written[first]]} is entry {places[first]} of the table of row "
+                f"{row_of[rows[first]]}, but is written as another part of a sequence",
                 field="new_block_ids",
             )
 
-    def _check_copy(
-        self,
-        index: int,
-        copy: TableCopy,
-        slots: Int64Array,
-        used: Int32Array,
-        is_used: BoolArray,
-    ) -> None:
-        """Refuse a copy into a block that stands in the table of another slot's row."""
-        holders = slots[((used == copy.destination) & is_used).any(axis=1)]
-        strangers = holders[holders != copy.slot]
-        if strangers.size:
-            field = f"copies[{index}].destination_block"
-            raise InvalidBatch(
-                f"{field}: block {copy.destination} is in the table of slot {strangers[0]}",
-                field=field,
-            )
+
+class _UsedEntries(NamedTuple):
+    """The entries of the rows' tables that hold tokens, one row behind the other.
+
+    Not as a rectangle: one row may be a hundred times as long as all others. `blocks`: int32 [E].
+    `ends`: int64 [S], behind each row's last entry.
+    """
+
+    blocks: Int32Array
+    ends: Int64Array
+
+    @classmethod
+    def of(cls, tables: Int32Array, lines: Int64Array, counts: Int64Array) -> _UsedEntries:
+        """Return the first `counts` [S] entries of some lines [S]."""
+        rows = zip(lines.tolist(), counts.tolist(), strict=True)
+        blocks = np.concatenate([tables[line, :count] for line, count in rows])
+        return cls(blocks, np.cumsum(counts))
+
+    def where(self, entries: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the row of each of some entries, and its place in the table."""
+        rows = np.searchsorted(self.ends, entries, side="right")
+        firsts = np.concatenate([[0], self.ends])
+        return rows, entries - firsts[rows]
+
+
+def _check_copy(index: int, copy: TableCopy, slots: Int64Array, used: _UsedEntries) -> None:
+    """Refuse a copy into a block that stands in the table of another slot's row."""
+    rows, _ = used.where(np.flatnonzero(used.blocks == copy.destination))
+    holders = slots[rows]
+    strangers = holders[holders != copy.slot]
+    if strangers.size:
+        field = f"copies[{index}].destination_block"
+        raise InvalidBatch(
+            f"{field}: block {copy.destination} is in the table of slot {strangers[0]}",
+            field=field,
+        )
