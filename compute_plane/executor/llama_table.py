@@ -14,7 +14,8 @@ the embedding would have written, are given.
 
 A step of more tokens than fit the buffers is cut into pieces. In every layer all pieces go through
 `write` before any goes through `read`, so a row may attend to what a row of a later piece writes.
-States are read and written in `read`, piece after piece.
+States are read and written in `read`, piece after piece; where attention has one beside it, in
+`write`.
 
 Once the last keys and values are written, nothing that comes later reads what is made of a token
 but its own output. So those tokens alone whose output is wanted go on from there, as pieces of
@@ -86,7 +87,7 @@ class LlamaTable:
 
     `max_tokens`: of one step. `before`, `layers`: addresses of records, in order; `prompt_layers`:
     the layers for pieces of prompt tokens, the same ones unless `tells_prompts_apart`. `late`: None
-    where a state is the last that tokens leave. `ends`: what comes behind them. `hidden`:
+    where a state alone is the last that tokens leave. `ends`: what comes behind them. `hidden`:
     float32 [tokens, hidden], of all tokens of a step. `states`: of models with such layers.
     `scratch_bytes`: what a worker needs. Weights and pool, of the same layers, must outlive it.
     """

@@ -6,6 +6,9 @@ read:   attention → O, added to hidden
 or read:        norm → Q, K, V, Z, B, A → Gated DeltaNet → O, added to hidden
 (LFM2: norm → B, C, X → gated convolution → …; Granite 4: norm → X, B, C, Z, D
 → Mamba-2 → norm → O, added to hidden)
+or write:       attention's, and then of a state beside it: norm → X, B, C, Z, D → Mamba-2 → O,
+                added to hidden (Falcon-H1)
+read:           attention → O, added to hidden
 or write, read: attention over latents, `latent_records` → O, added to hidden
 """
 
@@ -141,6 +144,10 @@ class MixerRecords:
             write, read = self._latents_of(index, layer, mixer, records)
         else:
             write, read = [], self._recurrence_of(index, layer, mixer, records.products)
+        if layer.beside is not None:
+            # Attention has read the hidden states, and later tokens need the state as they do keys.
+            write += self._recurrence_of(index, layer, layer.beside, records.products)
+            write += records.products.added(layer.beside.o, hidden)
         hidden = replace(hidden, bias=mixer.o_bias)
         return write, [*read, *records.products.added(mixer.o, hidden)]
 

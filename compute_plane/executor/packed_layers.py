@@ -232,7 +232,8 @@ class PackedLayer:
 
     `output_norms`: of two float32 [hidden], for what mixer and MLP give. None where the
     architecture has none; mixer or MLP where the layer has the other alone. `scale`: what hidden
-    states are multiplied by behind it.
+    states are multiplied by behind it. `beside`: what keeps a state, where the mixer is attention
+    that reads the same.
     """
 
     attn_norm: int | None
@@ -242,11 +243,12 @@ class PackedLayer:
     output_norms: tuple[int, int] | None = None
     layer_input: PackedLayerInput | None = None
     scale: float = 1.0
+    beside: PackedRecurrence | None = None
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
         """All matrices of the layer; of experts those of the first."""
-        parts = (self.mixer, self.feedforward, self.layer_input)
+        parts = (self.mixer, self.beside, self.feedforward, self.layer_input)
         return tuple(matrix for part in parts if part is not None for matrix in part.matrices)
 
     def moved(self, by: int) -> PackedLayer:
@@ -259,6 +261,7 @@ class PackedLayer:
             output_norms=_both_moved(self.output_norms, by),
             layer_input=None if self.layer_input is None else self.layer_input.moved(by),
             scale=self.scale,
+            beside=None if self.beside is None else self.beside.moved(by),
         )
 
 

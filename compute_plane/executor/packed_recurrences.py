@@ -1,4 +1,4 @@
-"""What layers with states have in place of attention, packed."""
+"""What layers with states have in place of attention, or beside it, packed."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ class PackedConvolution:
 
 @dataclass(frozen=True, slots=True)
 class PackedMamba2:
-    """What a layer has in place of attention: `kernels.reference.mamba2`.
+    """What a layer has in place of attention, or beside it: `kernels.reference.mamba2`.
 
     `o`: of what it gives. `rows`: columns x, b, c, z, in one matrix or several. `steps`: columns d.
     Addresses of float32: `convolution`, [K, C], `bias`, [C]; `rates`, `time_bias`, `skips`, [H];
-    `norm`, [H·P].
+    `norm`, [H·P], or None if there is none.
     """
 
     rows: tuple[PackedMatrix, ...]
@@ -105,7 +105,7 @@ class PackedMamba2:
     rates: int
     time_bias: int
     skips: int
-    norm: int
+    norm: int | None
     o: PackedMatrix
 
     @property
@@ -133,7 +133,7 @@ class PackedMamba2:
             rates=self.rates + by,
             time_bias=self.time_bias + by,
             skips=self.skips + by,
-            norm=self.norm + by,
+            norm=None if self.norm is None else self.norm + by,
             o=self.o.moved(by),
         )
 

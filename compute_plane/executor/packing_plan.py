@@ -31,6 +31,7 @@ from compute_plane.executor.packed_recurrences import (
     PackedConvolution,
     PackedDeltaNet,
     PackedMamba2,
+    PackedRecurrence,
 )
 from compute_plane.executor.packing_jobs import PackingJob, PlannedMatrix, packed_bytes
 from compute_plane.executor.weight_formats import format_to_run, input_order_of
@@ -46,6 +47,7 @@ from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.layer_scale import layer_scale
 from compute_plane.model.mamba2 import Mamba2
+from compute_plane.model.recurrence import Recurrence
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import (
     ALL_ROWS,
@@ -66,6 +68,7 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
     def tensor(role: str, part: str = layout.WEIGHT) -> RawTensor:
         return source.tensor(layout.layer_tensor(layer, role, part))
 
+    recurrence = spec.recurrence_of(layer)
     outputs = [source.tensor(name) for name in layout.output_norms(spec, layer)]
     norms = {name: source.tensor(name) for name in layout.input_norms(spec, layer)}
 
@@ -76,6 +79,9 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
     return PackedLayer(
         attn_norm=norm(layout.ATTN_NORM),
         mixer=_plan_mixer(plan, spec, source, layer, tensor) if spec.has_mixer(layer) else None,
+        beside=_plan_recurrence(plan, recurrence, tensor)
+        if recurrence is not None and spec.attends(layer)
+        else None,
         mlp_norm=norm(layout.MLP_NORM),
         feedforward=_plan_feedforward(plan, spec, source, layer, tensor)
         if spec.has_mlp(layer)
@@ -116,12 +122,19 @@ def _plan_mixer(
     recurrence = spec.recurrence_of(layer)
     if spec.latents is not None:
         return plan_latents(plan, spec, tensor)
-    if recurrence is None:
+    if recurrence is None or spec.attends(layer):
         return _plan_attention(plan, spec, source, layer)
-    if isinstance(recurrence, DeltaNet):
+    return _plan_recurrence(plan, recurrence, tensor)
+
+
+def _plan_recurrence(
+    plan: PackingPlan, of: Recurrence, tensor: Callable[..., RawTensor]
+) -> PackedRecurrence:
+    """Plan what keeps a state. `tensor`: by its role and part."""
+    if isinstance(of, DeltaNet):
         return _plan_delta_net(plan, tensor)
-    if isinstance(recurrence, Mamba2):
-        return _plan_mamba2(plan, tensor)
+    if isinstance(of, Mamba2):
+        return _plan_mamba2(plan, of, tensor)
     return _plan_convolution(plan, tensor)
 
 
@@ -185,8 +198,8 @@ def _plan_delta_net(plan: PackingPlan, tensor: Callable[..., RawTensor]) -> Pack
     )
 
 
-def _plan_mamba2(plan: PackingPlan, tensor: Callable[..., RawTensor]) -> PackedMamba2:
-    """Plan what a layer has in place of attention. `tensor`: by its role and part."""
+def _plan_mamba2(plan: PackingPlan, of: Mamba2, tensor: Callable[..., RawTensor]) -> PackedMamba2:
+    """Plan what a layer has in place of attention, or beside it. `tensor`: by its role and part."""
 
     def vector(part: str) -> int:
         return plan.vector(tensor(mamba2_layout.MIXER, part))
@@ -200,7 +213,7 @@ def _plan_mamba2(plan: PackingPlan, tensor: Callable[..., RawTensor]) -> PackedM
         rates=vector(mamba2_layout.RATES),
         time_bias=vector(mamba2_layout.TIME_BIAS),
         skips=vector(mamba2_layout.SKIPS),
-        norm=plan.vector(tensor(mamba2_layout.NORM)),
+        norm=plan.vector(tensor(mamba2_layout.NORM)) if of.has_norm else None,
         o=plan.matrix([tensor(mamba2_layout.OUT)]),
     )
 

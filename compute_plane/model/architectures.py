@@ -34,8 +34,9 @@ class Architecture:
     which are left out. `gates_attention`: what attention gives is multiplied by the sigmoid of a
     product of its own (in files its rows are behind each query head's). `norms_values`: value heads
     are normalised, without weights. `scales_layers`: what a layer gives is multiplied by a number
-    of its own. `caps_scores`: scores have a cap, and logits. `is_in_gguf`: whether GGUF files
-    know the name.
+    of its own. `caps_scores`: scores have a cap, and logits. `attends_beside_states`: layers with
+    a state have attention, too, which reads the same, and what both give is added. `is_in_gguf`:
+    whether GGUF files know the name.
     """
 
     title: str
@@ -61,6 +62,7 @@ class Architecture:
     norms_values: bool = False
     scales_layers: bool = False
     caps_scores: bool = False
+    attends_beside_states: bool = False
     is_in_gguf: bool = True
 
 
@@ -193,6 +195,7 @@ ARCHITECTURES: Final = {
         predicts_ahead=True,
         experts="always",
     ),
+    "falcon-h1": Architecture("Falcon-H1", attends_beside_states=True),
     "lfm2": Architecture("LFM2", has_head_norms=True),
     "lfm2moe": Architecture("LFM2 MoE", has_head_norms=True, experts="always"),
     "nemotron_h": Architecture(

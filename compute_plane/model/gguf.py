@@ -99,7 +99,7 @@ def read_gguf_spec(
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
             "Qwen3, Qwen3-VL, Qwen3-Next, Qwen3.5, Phi-3, GLM-4, GLM-4.5, ERNIE 4.5, dots.llm1, "
             "Seed-OSS, EXAONE 4, K-EXAONE, OLMo 2, OLMoE, MiniMax-M2, SmolLM3, Granite, Gemma 2, "
-            "Gemma 3, Gemma 4, LFM2, DeepSeek, Nemotron-H, gpt-oss)",
+            "Gemma 3, Gemma 4, LFM2, DeepSeek, Nemotron-H, Falcon-H1, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -177,7 +177,7 @@ def read_gguf_spec(
         lacks_head_norms=ARCHITECTURES[architecture].may_lack_head_norms
         and stored_names.gguf_name(FIRST_HEAD_NORM) not in file.tensors,
         layers_ahead=layers_ahead,
-        recurrence=gguf_recurrence(file.path, keys, prefix, num_layers, layers_ahead),
+        recurrence=gguf_recurrence(file, keys, prefix, num_layers, layers_ahead),
         latents=latents,
     )
     if architecture in NEMOTRON:

@@ -1,6 +1,7 @@
 """The layers with Mamba-2 that a GGUF file describes; letters: `kernels.reference.mamba2`.
 
-attention.head_count_kv   key and value heads of each layer: 0 where it has Mamba-2, or no mixer
+attention.head_count_kv   key and value heads of each layer: 0 where it has Mamba-2, or no mixer;
+                          Falcon-H1, where Mamba-2 is beside attention in all layers, has one number
 ssm.conv_kernel   K       ssm.time_step_rank   H
 ssm.state_size    N       ssm.inner_size       H·P
 ssm.group_count   G, of Granite 4 1
@@ -16,15 +17,22 @@ from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.mamba2 import Mamba2
 
 GRANITE_HYBRID: Final = "granitehybrid"
+FALCON_H1: Final = "falcon-h1"
 
 
 def gguf_mamba2(
-    path: Path, keys: GgufMetadata, prefix: str, layers: frozenset[int], norm_eps: float
+    path: Path,
+    keys: GgufMetadata,
+    prefix: str,
+    layers: frozenset[int],
+    norm_eps: float,
+    *,
+    has_norm: bool = True,
 ) -> Mamba2 | None:
-    """Return what `layers` have in place of attention; None: there are none.
+    """Return what `layers` have in place of attention, or beside it; None: there are none.
 
-    `prefix`: of the architecture's keys. `norm_eps`: of all norms. Raises ModelFileError,
-    UnsupportedModelError.
+    `prefix`: of the architecture's keys. `norm_eps`: of all norms. `has_norm`: behind the state.
+    Raises ModelFileError, UnsupportedModelError.
     """
     if not layers:
         return None
@@ -47,4 +55,5 @@ def gguf_mamba2(
         norm_eps=norm_eps,
         layers=layers,
         num_groups=groups,
+        has_norm=has_norm,
     )

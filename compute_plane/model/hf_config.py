@@ -37,6 +37,7 @@ from compute_plane.model.hf_model_types import (
     SMOLLM3,
     ModelType,
 )
+from compute_plane.model.hf_multipliers import with_config_multipliers
 from compute_plane.model.hf_nemotron import nemotron_intermediate_size, nemotron_layers
 from compute_plane.model.hf_olmo3 import with_own_windows
 from compute_plane.model.hf_recurrence import config_recurrence
@@ -53,7 +54,6 @@ from compute_plane.model.hf_text_part import WHOLE_MODELS
 from compute_plane.model.hf_windows import FULL_ATTENTION, SLIDING_ATTENTION, read_windows
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.mixture import EXPERT_WIDTH, OWN_WIDTHS, config_mixture
-from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
     MAX_LAYERS,
     ModelSpec,
@@ -165,9 +165,7 @@ def read_hf_spec(config: JsonObject, name: str, *, long_context: bool = False) -
         spec = with_gemma(config, spec, frozenset(with_window))
     if model_type == GEMMA4:
         spec = with_config_of_gemma4(config, spec, with_window)
-    if ARCHITECTURES[kind.architecture].has_multipliers:
-        spec = with_multipliers(config.path, spec, _multipliers(config))
-    return spec
+    return with_config_multipliers(config, model_type, spec)
 
 
 def _ties(config: JsonObject, model_type: str) -> bool | None:
@@ -191,15 +189,6 @@ def _intermediate_size(config: JsonObject, model_type: str) -> int:
     if model_type in OWN_WIDTHS:
         return config.integer(EXPERT_WIDTH)
     return config.integer("intermediate_size")
-
-
-def _multipliers(config: JsonObject) -> Multipliers:
-    return Multipliers(
-        embedding=config.number("embedding_multiplier", 1.0),
-        residual=config.number("residual_multiplier", 1.0),
-        attention=config.number("attention_multiplier", 1.0),
-        logits=config.number("logits_scaling", 1.0),
-    )
 
 
 def _head_dim(config: JsonObject, kind: ModelType, hidden_size: int, num_heads: int) -> int:

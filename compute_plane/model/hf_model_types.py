@@ -47,6 +47,7 @@ KIMI_K2 = "kimi_k2"
 GLM4_MOE_LITE = "glm4_moe_lite"
 YOUTU = "youtu"
 NEMOTRON_H = "nemotron_h"
+FALCON_H1 = "falcon_h1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +250,7 @@ MODEL_TYPES: Final = {
         activation=("mlp_hidden_act", "relu2"),
         epsilon_key="layer_norm_epsilon",
     ),
+    FALCON_H1: ModelType("falcon-h1", "FalconH1ForCausalLM", num_kv_heads=8, rms_norm_eps=1e-5),
     GRANITE_MOE: ModelType("granitemoe", "GraniteMoeForCausalLM"),
     GPT_OSS: ModelType(
         "gpt-oss",

@@ -39,8 +39,8 @@ The canonical names are those of Hugging Face checkpoints.
   Of layers behind the last one, which predict ahead, nothing is used (`stored_names.is_left_out`).
   Mixtures of experts have a router and experts in place of the MLP (`expert_layout`). Qwen3.5, Qwen3-Next, LFM2 and Granite 4
   have something else in place of attention in most layers (`recurrence_layout`), Qwen's gates in the others (`delta_net_layout`).
-  DeepSeek's layers have something else for q, k and v: `latent_layout`.
-  LFM2's directories have other names for nearly everything (`stored_names`), its files for the last norm.
+  Falcon-H1 has Mamba-2 beside attention in all. DeepSeek's layers have something else for q, k and v: `latent_layout`.
+  LFM2's directories have other names for nearly everything (`stored_names`), its files for the last norm; Falcon-H1's for MLPs.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def head_norms(spec: ModelSpec, layer: int) -> list[str]:
 
     Of queries alone where keys are an earlier layer's.
     """
-    if not spec.has_head_norms or spec.recurrence_of(layer) is not None:
+    if not spec.has_head_norms or not spec.attends(layer):
         return []
     roles = [QUERY_NORM, KEY_NORM] if spec.kv_source_of(layer) == layer else [QUERY_NORM]
     return [layer_tensor(layer, role) for role in roles]
@@ -151,8 +151,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         if recurrence is not None:
             own = recurrence_layout.recurrence_shapes(spec, recurrence)
             shapes |= {f"{PREFIX}layers.{layer}.{name}": shape for name, shape in own.items()}
-        attends = recurrence is None and spec.has_mixer(layer)
-        attention = _attention_shapes(spec, layer) if attends else {}
+        attention = _attention_shapes(spec, layer) if spec.attends(layer) else {}
         feedforward = _feedforward_shapes(spec, layer, mixture) if spec.has_mlp(layer) else {}
         for role, shape in (attention | feedforward).items():
             shapes[layer_tensor(layer, role)] = shape

@@ -1,4 +1,4 @@
-"""The numbers of layers with Mamba-2 in place of attention."""
+"""The numbers of layers with Mamba-2 in place of attention, or beside it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_KERNEL_SIZE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """What layers have in place of attention: `kernels.reference.mamba2`.
+    """What layers have in place of attention, or beside it: `kernels.reference.mamba2`.
 
     `num_heads`, `head_dim`: of what goes through the state; `state_size`: elements of b and of c,
     which the heads of each of `num_groups` have in common. `kernel_size`: tokens that the
-    convolution sees. `norm_eps`: of the norm behind. `layers`: which have it.
+    convolution sees. `norm_eps`: of the norm behind, if it `has_norm`. `layers`: which have it.
     """
 
     num_heads: int
@@ -28,6 +28,7 @@ class Mamba2:
     norm_eps: float
     layers: frozenset[int]
     num_groups: int = 1
+    has_norm: bool = True
 
     @property
     def inner_size(self) -> int:
@@ -82,6 +83,6 @@ class Mamba2:
             )
         if not 0 < self.norm_eps < 1:
             faults.append(f"Mamba-2: the norm's epsilon must be in (0, 1), got {self.norm_eps}")
-        if not self.layers < set(range(num_layers)):
-            faults.append("Mamba-2: at least one of the model's layers must attend")
+        if not self.layers <= set(range(num_layers)):
+            faults.append(f"Mamba-2: layers must be those of {num_layers}, got {max(self.layers)}")
         return faults

@@ -1,4 +1,4 @@
-"""What layers with Mamba-2 have in place of attention, and how it lies in files (Granite 4).
+"""What layers with Mamba-2 have in place of attention, or beside it, and how it lies in files.
 
 Letters are those of `kernels.reference.mamba2`; I = H·P.
 
@@ -8,7 +8,7 @@ Letters are those of `kernels.reference.mamba2`; I = H·P.
     mamba.rates                    ssm_a                    [H]            −e^A; directories have A as A_log; GGUF [H, 1]
     mamba.dt_bias                  ssm_dt.bias              [H]
     mamba.skips                    ssm_d                    [H]            in directories D; GGUF [H, 1]
-    mamba.norm.weight              ssm_norm.weight          [I]            GGUF [1, I]
+    mamba.norm.weight              ssm_norm.weight          [I]            GGUF [G, I/G]; not in all of Falcon-H1
     mamba.out_proj.weight          ssm_out.weight           [hidden, I]
 
   What files have in one:
@@ -64,7 +64,7 @@ def mamba2_shapes(hidden_size: int, of: Mamba2) -> dict[str, tuple[int, ...]]:
         f"{MIXER}.{RATES}": heads,
         f"{MIXER}.{TIME_BIAS}": heads,
         f"{MIXER}.{SKIPS}": heads,
-        f"{NORM}.weight": (of.inner_size,),
+        **({f"{NORM}.weight": (of.inner_size,)} if of.has_norm else {}),
         f"{OUT}.weight": (hidden_size, of.inner_size),
     }
 

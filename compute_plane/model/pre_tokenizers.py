@@ -157,6 +157,7 @@ WORD_SPLITS = {
     "llama3": _LLAMA3_SPLIT,
     "llama-v3": _LLAMA3_SPLIT,
     "falcon3": _LLAMA3_SPLIT,
+    "falcon-h1": _LLAMA3_SPLIT,
     "pixtral": _LLAMA3_SPLIT,
     "lfm2": _LLAMA3_SPLIT,
     "smaug-bpe": _LLAMA3_WORDS,

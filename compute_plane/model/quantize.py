@@ -58,6 +58,8 @@ def converted_tensor(tensor: RawTensor, target: TensorFormat, which: Rows = ALL_
     if tensor.is_stored_otherwise:  # in float32, whatever it is stored and wanted in
         values = tensor.to_float32().reshape(tensor.stored.shape[0], -1)
         stored, of_stored = values[which].view(np.uint8), TensorFormat.F32
+    elif tensor.is_multiplied:
+        stored, of_stored = _multiplied(tensor, stored, tensor.factors(which))
     try:
         rows = convert_rows(stored, of_stored, target, path=path, name=name)
     except ModelFileError:
@@ -72,6 +74,24 @@ def converted_tensor(tensor: RawTensor, target: TensorFormat, which: Rows = ALL_
         return rows
     elements = rows.view(f"<u{target.block_bytes}")
     return in_model_order(elements, tensor.input_order).view(np.uint8)
+
+
+def _multiplied(
+    tensor: RawTensor, stored: UInt8Array, factors: Float32Array
+) -> tuple[UInt8Array, TensorFormat]:
+    """Return stored rows times `factors`, float32 [R or 1, 1], and the format they are in then.
+
+    Where blocks have a scale in float32 that is multiplied, and nothing is lost; other rows become
+    float32, to be rounded to what is wanted once.
+    """
+    if tensor.format in SCALED_BY_FLOAT32:
+        blocks = stored.reshape(len(stored), -1, tensor.format.block_bytes).copy()
+        scales = np.ascontiguousarray(blocks[:, :, :4]).view("<f4")
+        blocks[:, :, :4] = (scales * factors[:, :, None]).view(np.uint8)
+        return blocks.reshape(stored.shape), tensor.format
+    path, name, f32 = tensor.path, tensor.stored_name, TensorFormat.F32
+    values = convert_rows(stored, tensor.format, f32, path=path, name=name).view("<f4") * factors
+    return values.view(np.uint8), f32
 
 
 def convert_rows(
@@ -120,6 +140,14 @@ def are_finite(rows: UInt8Array, stored: TensorFormat) -> bool:
     return not np.equal(scales & exponent, exponent).any()
 
 
+SCALED_BY_FLOAT32: Final = (
+    TensorFormat.INT4,
+    TensorFormat.UINT4,
+    TensorFormat.INT8,
+    TensorFormat.UINT8,
+    TensorFormat.FP8,
+)
+"""Formats whose blocks begin with a scale in float32 (`compute_plane.model.group_blocks`)."""
 SCALES_AT: Final = {
     TensorFormat.Q4_1: (0, 4),
     TensorFormat.Q5_1: (0, 4),

@@ -1,10 +1,10 @@
-"""Layers that keep a state of fixed size in place of keys and values: what all kinds of them say.
+"""Layers that keep a state of fixed size in place of keys and values, or beside them.
 
     DeltaNet           Gated DeltaNet          Qwen3-Next, Qwen3.5
     ShortConvolution   a gated convolution     LFM2
-    Mamba2             Mamba-2                 Granite 4
+    Mamba2             Mamba-2                 Granite 4, Nemotron-H, Falcon-H1 beside attention
 
-A model has one kind of them, alike in all layers that have it (ADR 0040).
+All kinds of them say the same. A model has one kind, alike in all layers that have it (ADR 0040).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What layers with a state have in place of attention, of each kind (`recurrence`)."""
+"""What layers with a state have for it, of each kind (`recurrence`)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stored_parts(
 ) -> Iterator[tuple[str, RowsOfPart]]:
     """Yield the tensors of a layer that files of this kind hold in others, by name in the layer.
 
-    `of`: what it has in place of attention; None: it attends.
+    `of`: what it has in place of attention, or beside it; None: it attends alone.
     """
     if of is None:
         yield from delta_net_layout.stored_gates(spec)

@@ -36,6 +36,7 @@ from compute_plane.model.stacked_experts import (
 )
 from compute_plane.model.stored_tensor import ARRAY_TYPES, FLOATS, StoredTensor
 from compute_plane.model.tensor import RawTensor
+from compute_plane.model.tensor_factors import factor_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -84,8 +85,8 @@ class SafetensorsSource:
             tensor = dataclasses.replace(tensor, added=1.0)
         if stored_name.endswith(f".{recurrence_layout.LOGARITHMS}"):
             tensor = dataclasses.replace(tensor, holds_logarithms=True)
-        order = self._head_orders.get(name)
-        return tensor if order is None else dataclasses.replace(tensor, head_order=order)
+        order, factor = self._head_orders.get(name), factor_of(self._spec, name)
+        return dataclasses.replace(tensor, head_order=order, factor=factor)
 
     def forget_pages(self) -> None:
         """Give back the memory that what was read of the files takes."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from compute_plane.model.architectures import ARCHITECTURES, Activation
 from compute_plane.model.heads import Heads
 from compute_plane.model.latents import Latents
 from compute_plane.model.recurrence import Recurrence
 from compute_plane.model.rope_scaling import LongRopeScaling, RopeScaling
+
+if TYPE_CHECKING:
+    from compute_plane.model.tensor_factors import TensorFactors
 
 MAX_LAYERS = 4096
 MAX_VOCAB_SIZE = 1 << 21
@@ -124,7 +127,8 @@ class ModelSpec:
     `layers_with_local_rope`, which have no scaling; None: there are none. `pooling`: what an
     embedding is made of (`compute_plane.model.pooling`); empty: the files do not say.
     `layers_ahead`: how many layers the files have behind these, which predict further on and do not
-    run. `recurrence`: what some layers have in place of attention; None: all layers attend.
+    run. `recurrence`: what some layers have in place of attention, or beside it; None: there are no
+    states. `factors`: what tensors are multiplied by when they are read.
     `layers_without_mixer`, `layers_without_mlp`: those that have one of the two alone.
     `global_heads`: those of `layers_with_global_heads`, where they differ from the others'.
     `layers_without_values`: in which values are what the product of keys gives. `kv_sources`: by
@@ -168,6 +172,7 @@ class ModelSpec:
     lacks_head_norms: bool = False
     layers_ahead: int = 0
     recurrence: Recurrence | None = None
+    factors: TensorFactors | None = None
     latents: Latents | None = None
     layers_without_mixer: frozenset[int] = frozenset()
     layers_without_mlp: frozenset[int] = frozenset()
@@ -200,7 +205,7 @@ class ModelSpec:
         return self.kv_sources[layer] if self.kv_sources else layer
 
     def has_mixer(self, layer: int) -> bool:
-        """Whether a layer has attention, or a state in its place."""
+        """Whether a layer has attention, a state in its place, or both."""
         return layer not in self.layers_without_mixer
 
     def has_mlp(self, layer: int) -> bool:
@@ -208,9 +213,20 @@ class ModelSpec:
         return layer not in self.layers_without_mlp
 
     def recurrence_of(self, layer: int) -> Recurrence | None:
-        """Return what a layer has in place of attention; None: it attends."""
+        """Return what a layer has in place of attention, or beside it; None: it attends alone."""
         of = self.recurrence
         return of if of is not None and layer in of.layers else None
+
+    @property
+    def attends_beside_states(self) -> bool:
+        """Whether layers with a state have attention, too."""
+        return ARCHITECTURES[self.architecture].attends_beside_states
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer has attention."""
+        if not self.has_mixer(layer):
+            return False
+        return self.attends_beside_states or self.recurrence_of(layer) is None
 
     @property
     def turns(self) -> bool:
@@ -219,11 +235,7 @@ class ModelSpec:
 
     def attending_layers(self, first_layer: int = 0) -> tuple[int, ...]:
         """Return the layers with attention from one on."""
-        layers = range(first_layer, self.num_layers)
-        without = self.layers_without_mixer
-        return tuple(
-            layer for layer in layers if self.recurrence_of(layer) is None and layer not in without
-        )
+        return tuple(filter(self.attends, range(first_layer, self.num_layers)))
 
     def layers_with_keys(self, first_layer: int = 0) -> tuple[int, ...]:
         """Return those of them that have keys and values of their own."""
@@ -231,7 +243,7 @@ class ModelSpec:
         return tuple(layer for layer in attending if self.kv_source_of(layer) == layer)
 
     def layers_with_state(self, first_layer: int = 0) -> tuple[int, ...]:
-        """Return the others from one on: those that keep a state of each sequence."""
+        """Return those from one on that keep a state of each sequence."""
         layers = range(first_layer, self.num_layers)
         return tuple(layer for layer in layers if self.recurrence_of(layer) is not None)
 

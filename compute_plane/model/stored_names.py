@@ -61,6 +61,12 @@ _LFM2_NAMES = {
     DOWN: "feed_forward.w2",
 }
 DIRECTORY_NAMES: Mapping[str, Mapping[str, str]] = {
+    "falcon-h1": {
+        MLP_NORM: "pre_ff_layernorm",
+        GATE: "feed_forward.gate_proj",
+        UP: "feed_forward.up_proj",
+        DOWN: "feed_forward.down_proj",
+    },
     "lfm2": _LFM2_NAMES,
     "lfm2moe": _LFM2_NAMES,
     "glm4": {
@@ -110,6 +116,8 @@ GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "nemotron_h_moe": {MLP_NORM: "attn_norm"},
 }
 """What GGUF files of an architecture call a role, where that is another name."""
+GGUF_WHOLE_NAMES: Mapping[str, Mapping[str, str]] = {"falcon-h1": {MLP_NORM: "ffn_norm"}}
+"""What GGUF files of an architecture call the weights of a role, without saying that they are."""
 GGUF_GLOBAL_NAMES = {
     EMBEDDING: "token_embd.weight",
     FINAL_NORM: "output_norm.weight",
@@ -117,7 +125,11 @@ GGUF_GLOBAL_NAMES = {
     **layer_inputs_layout.GGUF_GLOBAL_NAMES,
 }
 _LFM2_LAST_NORM = "model.embedding_norm.weight", "token_embd_norm.weight"
-LAST_NORMS: Mapping[str, tuple[str, str]] = {"lfm2": _LFM2_LAST_NORM, "lfm2moe": _LFM2_LAST_NORM}
+LAST_NORMS: Mapping[str, tuple[str, str]] = {
+    "lfm2": _LFM2_LAST_NORM,
+    "lfm2moe": _LFM2_LAST_NORM,
+    "falcon-h1": ("model.final_layernorm.weight", GGUF_GLOBAL_NAMES[FINAL_NORM]),
+}
 """What directories and GGUF files of an architecture call the last norm, where that is another."""
 GGUF_ROPE_DIVISORS = "rope_freqs.weight"
 GGUF_SHORT_DIVISORS = "rope_factors_short.weight"
@@ -168,6 +180,8 @@ def gguf_name(canonical: str, architecture: str = "") -> str:
     role, _, part = role.rpartition(".")
     if role in recurrence_layout.GGUF_VECTORS:
         return f"blk.{layer}.{recurrence_layout.GGUF_VECTORS[role][part]}"
+    if role in GGUF_WHOLE_NAMES.get(architecture, {}):
+        return f"blk.{layer}.{GGUF_WHOLE_NAMES[architecture][role]}"
     name = GGUF_OTHER_NAMES.get(architecture, {}).get(role, GGUF_LAYER_NAMES[role])
     return f"blk.{layer}.{name}.{part}"
 

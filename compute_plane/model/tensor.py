@@ -130,6 +130,8 @@ class RawTensor:
     `added`: what is added to each element: weights of some norms are stored as what they are more
     than 1. Vectors alone have it.
     `holds_logarithms`: each element is −e to the power of what is stored. Vectors alone have it.
+    `factor`: what each element is multiplied by: a number, or of a matrix in the file's row order
+    one for each row, float32 [rows].
     `scale_group`: how many neighbouring columns of the rows surely have the same scale and zero
     point, from column 0 on; a multiple of 32 that divides their number, 32 where nothing is known.
     """
@@ -145,6 +147,7 @@ class RawTensor:
     scale_group: int = 32
     added: float = 0.0
     holds_logarithms: bool = False
+    factor: float | Float32Array = 1.0
 
     @property
     def num_elements(self) -> int:
@@ -159,12 +162,23 @@ class RawTensor:
         """Whether elements are not what is stored, but follow from it."""
         return self.holds_logarithms or self.added != 0
 
+    @property
+    def is_multiplied(self) -> bool:
+        """Whether elements are what is stored times something."""
+        return isinstance(self.factor, np.ndarray) or self.factor != 1
+
+    def factors(self, which: Rows = ALL_ROWS) -> Float32Array:
+        """Return what rows are multiplied by, one number or one for each, float32 [R or 1, 1]."""
+        factor = self.factor
+        chosen = factor[which] if isinstance(factor, np.ndarray) else np.float32(factor)
+        return np.asarray(chosen, np.float32).reshape(-1, 1)
+
     def rows(self, which: Rows = ALL_ROWS) -> UInt8Array:
         """Return raw bytes in the model's row order, uint8 [rows, bytes of a row].
 
-        A view of the file where the order is the file's, else a copy. Every format keeps a row's
-        blocks together, so reordering rows needs no decoding. Raises ModelFileError where rows are
-        made of several tensors of a file and one of them is at fault.
+        A view of the file where the order is the file's, else a copy; not multiplied by `factor`.
+        Every format keeps a row's blocks together, so reordering rows needs no decoding. Raises
+        ModelFileError where rows are made of several tensors of a file and one of them is at fault.
         """
         if self.head_order is None:
             return self.stored[which]
@@ -189,6 +203,8 @@ class RawTensor:
                 raise ModelFileError(
                     self.path, f"tensor {printable(self.stored_name)} holds too large logarithms"
                 )
+        if self.is_multiplied:
+            out *= self.factors()
         return in_model_order(out, self.input_order).reshape(self.shape)
 
 

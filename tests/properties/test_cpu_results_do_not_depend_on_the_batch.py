@@ -37,6 +37,7 @@ from tests.compute_plane.executor.tiny_llama import (
     with_latents,
     with_mamba2,
     with_single_layers,
+    with_states_beside,
 )
 from tests.compute_plane.executor.tiny_sources import model_in_memory
 from tests.compute_plane.executor.tiny_weights import tiny_weights
@@ -101,6 +102,8 @@ KINDS = {
     "Mamba-2 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "Nemotron in float32": ("float32", {}, "float32"),
     "Nemotron in Q4_1": ("auto", {EVERY: Q4_1}, "bfloat16"),
+    "Falcon in float32": ("float32", {}, "float32"),
+    "Falcon in Q4_0": ("auto", {"in_proj_z": BF16, EVERY: Q4_0}, "bfloat16"),
     "latents in float32": ("float32", {}, "float32"),
     "latents in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "latents, mixed": ("auto", {"k_b_proj": BF16, "v_b_proj": F16, EVERY: Q8_0}, "bfloat16"),
@@ -136,6 +139,8 @@ def with_own_layers(kind: str, spec: ModelSpec) -> ModelSpec:
     if kind.startswith("Nemotron"):
         mixture = Mixture(7, 3, scores="sigmoid", corrects_choice=True, shared_size=96)
         spec = replace(with_single_layers(spec), mixture=mixture)
+    if kind.startswith("Falcon"):
+        spec = with_states_beside(spec, has_norm=kind.endswith("Q4_0"))
     if kind.startswith("Mamba"):
         spec = with_mamba2(replace(spec, num_layers=3))
     return spec

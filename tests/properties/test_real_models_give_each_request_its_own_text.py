@@ -26,6 +26,7 @@ from tests.compute_plane.executor.tiny_llama import (
     with_convolutions,
     with_delta_net,
     with_mamba2,
+    with_states_beside,
 )
 from tests.compute_plane.executor.tiny_sources import model_in_memory
 from tests.compute_plane.executor.tiny_weights import tiny_weights
@@ -37,8 +38,9 @@ SPEC = tiny_spec(head_dim=KERNEL_HEAD_DIM)
 MODEL = model_in_memory(SPEC, tiny_weights(SPEC))
 RECURRENT = {
     "DeltaNet": with_delta_net, "convolutions": with_convolutions, "Mamba-2": with_mamba2,
+    "Mamba-2 beside attention": with_states_beside,
 }  # fmt: skip
-"""What layers have in place of attention, and what makes a model of it."""
+"""What layers have in place of attention, or beside it, and what makes a model of it."""
 EOS = frozenset({0})
 MAX_LEN = 40
 SMALL_BLOCKS, LARGE_BLOCKS = (16, 4), (8, 16)

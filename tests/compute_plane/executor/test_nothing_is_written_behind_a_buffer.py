@@ -37,6 +37,7 @@ from tests.compute_plane.executor.tiny_llama import (
     with_latents,
     with_mamba2,
     with_single_layers,
+    with_states_beside,
 )
 from tests.compute_plane.executor.tiny_sources import ArraySource
 from tests.compute_plane.executor.tiny_weights import tiny_weights
@@ -77,6 +78,7 @@ MODELS = {
     "qwen35": with_delta_net(SPEC),
     "lfm2": with_convolutions(SPEC),
     "granite4": with_mamba2(SPEC),
+    "falcon": with_states_beside(SPEC),
     "nemotron": with_single_layers(SPEC),
     "nemotron, experts": replace(
         with_single_layers(SPEC),

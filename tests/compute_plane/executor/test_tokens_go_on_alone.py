@@ -19,6 +19,7 @@ from tests.compute_plane.executor.tiny_llama import (
     with_delta_net,
     with_gemma4,
     with_single_layers,
+    with_states_beside,
 )
 from tests.compute_plane.executor.tiny_weights import tiny_weights
 
@@ -69,10 +70,18 @@ def test_many_of_them_are_cut_as_others_are() -> None:
         (SPEC, 1),
         (with_gemma4(SPEC), 2),  # the last two read keys of the second and third
         (with_delta_net(replace(SPEC, num_layers=3)), 2),
+        (with_states_beside(SPEC), 1),  # states are written with keys
         (with_single_layers(SPEC), 4),  # an MLP behind the last state
         (with_single_layers(SPEC, "M-*M"), None),
     ],
-    ids=["llama", "shared keys", "attention behind states", "an MLP behind states", "a state last"],
+    ids=[
+        "llama",
+        "shared keys",
+        "attention behind states",
+        "both",
+        "an MLP behind states",
+        "a state last",
+    ],
 )
 def test_they_go_on_alone_once_nothing_is_left_that_later_tokens_read(spec, first) -> None:
     assert first_late_layer(spec, 0) == first

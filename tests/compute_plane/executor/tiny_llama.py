@@ -81,6 +81,13 @@ def with_mamba2(spec: ModelSpec, architecture: str = "granitehybrid") -> ModelSp
     return replace(spec, architecture=architecture, recurrence=Mamba2(8, 32, 64, 4, 1e-6, layers))
 
 
+def with_states_beside(spec: ModelSpec, *, has_norm: bool = False) -> ModelSpec:
+    """Return a shape whose layers have attention and Mamba-2, as in Falcon-H1."""
+    layers = frozenset(range(spec.num_layers))
+    mamba2 = Mamba2(8, 32, 64, 4, 1e-6, layers, num_groups=2, has_norm=has_norm)
+    return replace(spec, architecture="falcon-h1", recurrence=mamba2)
+
+
 def with_single_layers(spec: ModelSpec, pattern: str = "M-*M-") -> ModelSpec:
     """Return a shape whose layers are one thing each, a letter of `pattern`, as in Nemotron-H."""
     mlps = frozenset(at for at, letter in enumerate(pattern) if letter == "-")

@@ -143,11 +143,15 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         "qwen35": GGUF_PARTS_OF_QWEN35,
         "qwen35moe": GGUF_PARTS_OF_QWEN35,
         "qwen3next": GGUF_PARTS_OF_QWEN35,
-        **dict.fromkeys(("granitehybrid", "nemotron_h", "nemotron_h_moe"), GGUF_PARTS_OF_GRANITE4),
+        **dict.fromkeys(
+            ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1"), GGUF_PARTS_OF_GRANITE4
+        ),
         "lfm2": GGUF_PARTS_OF_LFM2,
         "deepseek2": GGUF_PARTS_OF_DEEPSEEK,
         "lfm2moe": GGUF_PARTS_OF_LFM2,
     }
+    if architecture == "falcon-h1" and part == "post_attention_layernorm":
+        return f"blk.{layer}.ffn_norm"  # without saying that it is weights
     parts = GGUF_PARTS | others.get(architecture, {})
     return f"blk.{layer}.{parts[part]}.{kind}"
 

@@ -15,6 +15,7 @@ import pytest
 
 from compute_plane.model.loader import load_model
 from compute_plane.model.rope_scaling import yarn_attention_factor
+from tests.compute_plane.model.falcon_models import FalconModel
 from tests.compute_plane.model.gemma4_models import Gemma4Model
 from tests.compute_plane.model.granite4_models import Granite4Model
 from tests.compute_plane.model.latent_models import LatentModel
@@ -140,6 +141,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "lfm2 moe": ({"of": Lfm2Model, "architecture": "lfm2_moe"}, {}, {}),
     "nemotron": ({"of": NemotronModel, "pattern": "M-MM*-", "mamba_head_dim": 80}, {}, {}),
     "nemotron, experts": ({"of": NemotronModel, "pattern": "ME*EM"}, {}, {}),
+    "falcon": ({"of": FalconModel}, {}, {}),
+    "falcon, norm behind the state": ({"of": FalconModel, "has_norm": True}, {}, {}),
     "granite 4": ({"of": Granite4Model}, {}, {}),
     "granite 4, experts": ({"of": Granite4Model, "num_experts": 6}, {}, {}),
     "deepseek v3": ({"of": LatentModel}, {}, {}),
