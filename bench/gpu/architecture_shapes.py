@@ -96,6 +96,12 @@ SHAPES: Final = (
     ),
     Architecture(
         _of(
+            "Falcon-H1", "falcon-h1", num_layers=2,
+            recurrence=Mamba2(8, 32, 64, 4, 1e-6, FIRST_TWO, num_groups=2, has_norm=False),
+        )
+    ),
+    Architecture(
+        _of(
             "Nemotron-H", "nemotron_h", num_layers=len(SINGLE),
             layers_without_rope=frozenset(range(len(SINGLE))),
             layers_without_mixer=frozenset({1, 4}), layers_without_mlp=frozenset({0, 2, 3}),

@@ -198,7 +198,7 @@ class _OfHeads:
     def __init__(
         self, spec: ModelSpec, heads: Heads, dtype: str, block_size: int, kv_dtype: str | None
     ) -> None:
-        has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
+        has_float32_norms = spec.norms_need_float32 and dtype != "float32"
         has_own_norms = spec.has_head_norms and not spec.norms_heads_together
         self.joint_norms: JointNormsVariant | None = None
         if spec.norms_heads_together:

@@ -36,7 +36,6 @@ from compute_plane.executor.weight_formats import log_conversions
 from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
 from compute_plane.model import layout
 from compute_plane.model.architectures import ARCHITECTURES
-from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.tensor import TensorFormat
 
 if TYPE_CHECKING:
@@ -58,7 +57,6 @@ def build_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     DeviceUnavailableError and other ConfigError families for what cannot be had here,
     ModelFileError for the file's faults.
     """
-    _refuse_what_has_no_kernels(context, model)
     if context.device != "cpu":
         return _build_on_cuda(context, model)
     log.warning(
@@ -68,18 +66,6 @@ def build_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     torch.set_num_threads(context.num_threads)
     plan = planned_weights(context, model, torch.device("cpu"))
     return build_on(context, model, plan, CpuDriver(), ReferenceOperations(context.spec.activation))
-
-
-def _refuse_what_has_no_kernels(context: ExecutorContext, model: LoadedModel) -> None:
-    """Refuse a model that only the CPU executor computes. Raises UnsupportedModelError."""
-    spec = context.spec
-    if spec.attends_beside_states:
-        title = ARCHITECTURES[spec.architecture].title
-        raise UnsupportedModelError(
-            model.path,
-            f"{title} models run on the CPU alone (--device cpu): states beside attention are not "
-            "written for CUDA yet",
-        )
 
 
 def _build_on_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:

@@ -85,7 +85,7 @@ class DenseKernels:
         self._dtype = dtype
         # A norm that adds what it has normalised before is a launch of its own, and so is one whose
         # weights 16 bits would not hold.
-        self._can_normalise = not (spec.has_output_norms or spec.norms_begin_at_one)
+        self._can_normalise = not (spec.has_output_norms or spec.norms_need_float32)
         # By what becomes of it, by outputs, by whether it normalises, and by columns.
         self._products: dict[tuple[Writes, int, bool], dict[int, DenseMatmulVariant]] = {}
         if not is_dense or dtype not in DTYPES:

@@ -102,7 +102,8 @@ def device_bytes(
     of_layer = {layer: layer_bytes[spec.heads_of(layer)] for layer in spec.layers_with_keys()}
     if spec.recurrence is not None:
         of_states = num_states * FLOAT_BYTES * spec.recurrence.state_floats
-        of_layer |= dict.fromkeys(spec.layers_with_state(), of_states)
+        for layer in spec.layers_with_state():
+            of_layer[layer] = of_layer.get(layer, 0) + of_states
     head = weights.final_norm.num_bytes
     if weights.lm_head is not weights.embedding:
         head += weights.lm_head.num_bytes
@@ -139,6 +140,8 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     handed_over = 2 * hidden + 3 * hidden * FLOAT_BYTES // item_bytes
     inputs = spec.num_layers * spec.layer_input_size
     of_inputs = 4 * hidden + 2 * inputs  # while they are made; then they are there in all layers
+    if spec.attends_beside_states:  # what both make of the same rows is there at once
+        attention += recurrence
     widest = max(attention, recurrence, feed_forward, handed_over, of_inputs) + inputs
     angles = FLOAT_BYTES * spec.context_length * _turning_elements(spec)
     of_experts = expert_working_bytes(spec, item_bytes, max_tokens)

@@ -99,7 +99,7 @@ class KernelOperations:
             between = self._gate[False] if self._relu2 is None else self._relu2
             for size in spec.mlp_sizes:
                 between.grid(1, size)
-            has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
+            has_float32_norms = spec.norms_need_float32 and dtype != "float32"
             of_norms = {"has_float32_weights": has_float32_norms}
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False, **of_norms)
             of_norms |= {"norms_added": spec.has_output_norms, "scales_sums": spec.scales_layers}

@@ -9,6 +9,8 @@ gate are one where gate and up are one quantised matrix, too:
     gated    (gate, up)  norm · Wᵀ, gate             add and norm, product, gate
     add      (o, down)   residual += x · Wᵀ          product, perhaps in parts; what it gave is
                                                      added by the next norm
+    add_both (o and a    twice                       both, and what they gave is added by the next
+              state's)                               norm together
     logits               norm · Wᵀ, float32          add and norm, product
 
 Where what is added is normalised before (Gemma 3), the next norm does both, so that no other one is
@@ -195,6 +197,17 @@ class LayerProducts:
         hidden.added = self._beside(x, projection, weight, bias)
         hidden.norm = None if norm is None else AddedNorm(norm, self._eps)
 
+    def add_both(
+        self, hidden: Hidden, one: tuple[Tensor, Projection], other: tuple[Tensor, Projection]
+    ) -> None:
+        """Add two products, each of rows [T, K] and a projection, to the residual stream."""
+        self.add(hidden, *one)
+        before, hidden.added = hidden.added, None
+        self.add(hidden, *other)
+        if before is not None:
+            added = hidden.added
+            hidden.added = before if added is None else _both(before, added)
+
     def put_beside(self, hidden: Hidden, added: Tensor, norm: Tensor) -> None:
         """Leave rows [T, E] to be added by the next norm, normalised by `norm` [E]."""
         if hidden.added is not None:
@@ -330,6 +343,15 @@ class LayerProducts:
             return None
         num_parts = self.operations.num_product_parts(num_rows, weight) if is_added else 1
         return NextProduct(weight, num_parts)
+
+
+def _both(one: Tensor, other: Tensor) -> Tensor:
+    """Return the sum of what is to be added, each [T, E] or parts of it, float32 [P, T, E]."""
+    sums, added = (one, other) if one.dim() > other.dim() else (other, one)
+    if sums.dim() == added.dim() == 2:
+        return sums.add_(added)
+    sums[0] += added if added.dim() == 2 else added.sum(0)
+    return sums
 
 
 def _dense_weight(projection: Projection) -> Tensor | None:

@@ -36,7 +36,9 @@ class Mamba2Kernels:
         self._sizes = sizes
         self._inputs = Mamba2InputsVariant(dtype, sizes.kernel_size)
         self._scan = SelectiveScanVariant(sizes.head_dim, sizes.state_size)
-        self._norm = GatedRowNormVariant(dtype, sizes.inner_size // sizes.num_groups)
+        self._norm = GatedRowNormVariant(
+            dtype, sizes.inner_size // sizes.num_groups, is_normed=sizes.has_norm
+        )
         self._inputs.grid(1, *self._heads)  # refuses the sizes that it does not take
 
     @property
@@ -108,7 +110,7 @@ class Mamba2Kernels:
             heads,
             inputs.view(-1)[sizes.channels :],
             stride,
-            own.norm,
+            own.skips if own.norm is None else own.norm,
             sizes.norm_eps,
             rows.token_rows,
             rows.rows,

@@ -6,10 +6,11 @@
     latents       `latent_mixer`
     convolution   norm → B, C, X → B · X, convolution, · C: through the states
     Mamba-2       norm → X, B, C, Z, D → convolution, scan, gate, norm: through the states
+    both          norm → QKV → attention, and → X, B, C, Z, D → through the states
 
 What they give is the input of the product behind them. Layers with attention have keys and values
 in the pool, in the part of their kind of heads and by their number among those, or attend to those
-of an earlier layer; the others have states, by number likewise.
+of an earlier layer; those with a state have states, by number likewise.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from compute_plane.cuda.operands import (
 from compute_plane.cuda.weights import (
     DeviceAttention,
     DeviceConvolution,
+    DeviceDeltaNet,
     DeviceLatents,
     DeviceMamba2,
 )
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from compute_plane.cuda.layer_products import Hidden, LayerProducts
     from compute_plane.cuda.operands import StateRows
     from compute_plane.cuda.operations import DeviceOperations
-    from compute_plane.cuda.weights import DeviceDeltaNet, DeviceLayer, DeviceRecurrence
+    from compute_plane.cuda.weights import DeviceLayer, DeviceRecurrence
     from compute_plane.model.recurrence import Recurrence
     from compute_plane.model.spec import ModelSpec
 
@@ -86,7 +88,7 @@ class AttentionMixer:
     ) -> None:
         self._products = products
         self._heads = heads
-        self._weights = weights
+        self.weights = weights
         self._pool = pool
         self._number = number
         self._changes = changes
@@ -104,19 +106,20 @@ class AttentionMixer:
 
         `late`: the tokens that alone attend, [R, H·D]; None: all do.
         """
-        products, weights = self._products, self._weights
+        products, weights = self._products, self.weights
         if weights.gate is None:
-            return self._attended(products.normed(hidden, norm, weights.qkv), step, turns, late)
+            return self.attended(products.normed(hidden, norm, weights.qkv), step, turns, late)
         qkv, gates = products.both_normed(hidden, norm, weights.qkv, weights.gate)
-        attended = self._attended(qkv, step, turns, late)
+        attended = self.attended(qkv, step, turns, late)
         if len(attended):
             of_gates = gates if late is None else gates.index_select(0, late.tokens)
             products.operations.gate_attended(attended, of_gates)
         return attended
 
-    def _attended(
+    def attended(
         self, qkv: Tensor, step: StepTensors, turns: Turns, late: LateTokens | None
     ) -> Tensor:
+        """Queue what is behind the product; return as above. `qkv`: [T, (H + 2·G)·D]."""
         heads, pool, number, own = self._heads, self._pool, self._number, self._own
         operations = self._products.operations
         queries = torch.empty(
@@ -146,7 +149,7 @@ class AttentionMixer:
 
 
 class RecurrentMixer:
-    """What the layer that is `number` among those of `states` has in place of attention.
+    """What the layer that is `number` among those of `states` has in place of attention, or beside.
 
     `out_size`: what comes out of a token. `go_through`: the operation that brings them through.
     """
@@ -161,7 +164,7 @@ class RecurrentMixer:
         go_through: GoesThrough,
     ) -> None:
         self._products = products
-        self._inputs = weights.inputs
+        self.inputs = weights.inputs
         self._states = states
         self._number = number
         self._out_size = out_size
@@ -174,12 +177,52 @@ class RecurrentMixer:
 
         `out`: where that is to lie, if it is given; a token in no row has there what it had.
         """
-        inputs = self._products.normed(hidden, norm, self._inputs)
+        return self.gone_through(self._products.normed(hidden, norm, self.inputs), rows, out)
+
+    def gone_through(self, inputs: Tensor, rows: StateRows, out: Tensor | None) -> Tensor:
+        """Queue what is behind the product; return as above. `inputs`: what it gives."""
         if out is None:
             shape = len(inputs), self._out_size
             out = torch.empty(shape, dtype=inputs.dtype, device=inputs.device)
         self._go_through(out, self._states, self._number, inputs, rows)
         return out
+
+
+class BothMixer:
+    """Attention of a layer, and a state beside it that reads the same."""
+
+    def __init__(
+        self, products: LayerProducts, attention: AttentionMixer, recurrent: RecurrentMixer
+    ) -> None:
+        self._products = products
+        self._attention = attention
+        self._recurrent = recurrent
+
+    def run(
+        self,
+        hidden: Hidden,
+        norm: Tensor | None,
+        step: StepTensors,
+        turns: Turns,
+        late: LateTokens | None,
+        out: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Queue both; return what each of the two gives, as above.
+
+        `late`: the tokens of which it is wanted. All go through their states.
+        """
+        assert step.states is not None
+        attention, recurrent = self._attention, self._recurrent
+        qkv, inputs = self._products.both_normed(
+            hidden, norm, attention.weights.qkv, recurrent.inputs
+        )
+        gone = recurrent.gone_through(inputs, step.states, out)
+        if late is not None:
+            gone = gone.index_select(0, late.tokens)
+        return attention.attended(qkv, step, turns, late), gone
+
+
+Mixer: TypeAlias = AttentionMixer | LatentMixer | RecurrentMixer | BothMixer
 
 
 def mixers_of(
@@ -188,16 +231,26 @@ def mixers_of(
     layers: Sequence[DeviceLayer],
     pools: BlockPools,
     growth: tuple[Tensor, int] | None,
-) -> list[AttentionMixer | LatentMixer | RecurrentMixer | None]:
+) -> list[Mixer | None]:
     """Return those of a model's layers, None of one without.
 
     `growth`: of queries, as in `HeadChanges`.
     """
-    made: list[AttentionMixer | LatentMixer | RecurrentMixer | None] = []
+    made: list[Mixer | None] = []
     parts = dict(zip(spec.kinds_of_heads, pools.parts, strict=True))
     numbers = _numbers_in_the_pool(spec)
-    num_with_state = 0
-    for layer, weights in enumerate(one.mixer for one in layers):
+    state_numbers = {layer: number for number, layer in enumerate(spec.layers_with_state())}
+
+    def recurrent(layer: int, weights: DeviceRecurrence) -> RecurrentMixer:
+        of, states = spec.recurrence, pools.states
+        if of is None or states is None:
+            raise ValueError("a model with states needs a pool of them")
+        go_through = _operation_of(products.operations, weights, of, spec.rms_norm_eps)
+        number = state_numbers[layer]
+        return RecurrentMixer(products, weights, states.device, number, of.out_size, go_through)
+
+    for layer, one in enumerate(layers):
+        weights = one.mixer
         if weights is None:
             made.append(None)
             continue
@@ -209,16 +262,7 @@ def mixers_of(
             )
             continue
         if not isinstance(weights, DeviceAttention):
-            of, states = spec.recurrence, pools.states
-            if of is None or states is None:
-                raise ValueError("a model with states needs a pool of them")
-            go_through = _operation_of(products.operations, weights, of, spec.rms_norm_eps)
-            made.append(
-                RecurrentMixer(
-                    products, weights, states.device, num_with_state, of.out_size, go_through
-                )
-            )
-            num_with_state += 1
+            made.append(recurrent(layer, weights))
             continue
         changes = HeadChanges(
             weights.qkv_bias, weights.head_norms, spec.rms_norm_eps, growth,
@@ -226,7 +270,11 @@ def mixers_of(
         )  # fmt: skip
         own = LayerAttention(spec.window_of(layer), weights.sinks, spec.scores_cap)
         heads, number = spec.heads_of(layer), numbers[spec.kv_source_of(layer)]
-        made.append(AttentionMixer(products, heads, weights, parts[heads], number, changes, own))
+        attention = AttentionMixer(products, heads, weights, parts[heads], number, changes, own)
+        if one.beside is None:
+            made.append(attention)
+        else:
+            made.append(BothMixer(products, attention, recurrent(layer, one.beside)))
     return made
 
 
@@ -242,7 +290,7 @@ def _numbers_in_the_pool(spec: ModelSpec) -> dict[int, int]:
 
 def _operation_of(
     operations: DeviceOperations,
-    weights: DeviceDeltaNet | DeviceConvolution | DeviceMamba2,
+    weights: DeviceRecurrence,
     of: Recurrence,
     eps: float,
 ) -> GoesThrough:
@@ -255,7 +303,7 @@ def _operation_of(
             weights.norm, of,
         )  # fmt: skip
         return _given(operations.mamba2, mamba2)
-    if isinstance(weights, DeviceMamba2) or not isinstance(of, DeltaNet):
+    if not isinstance(weights, DeviceDeltaNet) or not isinstance(of, DeltaNet):
         raise TypeError(f"{type(weights).__name__}, and sizes of {type(of).__name__}")
     own = LayerDeltaNet(
         weights.convolution, weights.rates, weights.time_bias, weights.norm, eps, of

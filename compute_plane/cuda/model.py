@@ -1,6 +1,6 @@
 """The walk of a step's tokens through a model.
 
-    embedding → for each layer:  norm → attention, or what is in its place  (`mixers`)
+    embedding → for each layer:  norm → attention, what is in its place, or both  (`mixers`)
                                  → O (norm), add
                                  norm → gate, up → gated → down (norm), add  (`expert_products`)
                                  of some models one of the two, without a gate
@@ -27,7 +27,7 @@ from compute_plane.cuda.expert_products import ExpertProducts
 from compute_plane.cuda.latent_mixer import LatentMixer
 from compute_plane.cuda.layer_inputs import LayerInputs
 from compute_plane.cuda.layer_products import Hidden, LayerProducts, normed_rows
-from compute_plane.cuda.mixers import Angles, AttentionMixer, Turns, mixers_of
+from compute_plane.cuda.mixers import Angles, AttentionMixer, BothMixer, Turns, mixers_of
 from compute_plane.cuda.weights import DeviceMlp
 from compute_plane.model.late_layers import first_late_layer
 from compute_plane.model.rope import (
@@ -110,8 +110,10 @@ class LlamaModel:
         for number, (layer, mixer) in enumerate(zip(weights.layers, self._mixers, strict=True)):
             after_mixer, after_mlp = layer.output_norms or (None, None)
             late = step.late if number == self.first_late else None
-            mixed = None
-            if isinstance(mixer, AttentionMixer | LatentMixer):
+            mixed = gone = None
+            if isinstance(mixer, BothMixer):
+                mixed, gone = mixer.run(hidden, layer.attn_norm, step, turns[number], late, out)
+            elif isinstance(mixer, AttentionMixer | LatentMixer):
                 mixed = mixer.run(hidden, layer.attn_norm, step, turns[number], late)
             elif mixer is not None:
                 assert step.states is not None
@@ -123,9 +125,13 @@ class LlamaModel:
                 inputs = None if inputs is None else inputs.index_select(0, late.tokens)
                 step = late.step
                 turns = self._turns(step)
-            if mixed is not None and layer.mixer is not None:
+            if gone is not None and mixed is not None:
+                assert layer.mixer is not None
+                assert layer.beside is not None
+                self._products.add_both(hidden, (gone, layer.beside.o), (mixed, layer.mixer.o))
+            elif mixed is not None and layer.mixer is not None:
                 self._products.add(hidden, mixed, layer.mixer.o, after_mixer, layer.mixer.o_bias)
-                del mixed  # its memory serves what follows
+            del mixed, gone  # their memory serves what follows
             self._feed_forward(hidden, layer, after_mlp)
             if self._inputs is not None and inputs is not None and layer.layer_input is not None:
                 self._inputs.add(hidden, inputs, number, layer.layer_input)

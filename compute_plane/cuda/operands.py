@@ -134,7 +134,7 @@ class LayerMamba2:
     """What a layer with Mamba-2 has of its own; `kernels.reference.mamba2`. All float32.
 
     `convolution`: [K, C], the last row is of the token itself; `bias`: [C]. `rates`, `time_bias`,
-    `skips`: [H]. `norm`: [H·P]. `sizes`: the same in all layers.
+    `skips`: [H]. `norm`: [H·P], None if there is none. `sizes`: the same in all layers.
     """
 
     convolution: Tensor
@@ -142,7 +142,7 @@ class LayerMamba2:
     rates: Tensor
     time_bias: Tensor
     skips: Tensor
-    norm: Tensor
+    norm: Tensor | None
     sizes: Mamba2
 
 

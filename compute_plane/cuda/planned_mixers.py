@@ -78,7 +78,7 @@ def plan_mixer(
 ) -> PlannedMixer:
     """Plan what a layer has. `norm`: plans the weights of a norm, by the tensor's name."""
     recurrence = spec.recurrence_of(layer)
-    if recurrence is not None:
+    if recurrence is not None and not spec.attends(layer):
         return plan_recurrence(recurrence, source, layer, joined, vector)
 
     def tensor(role: str) -> RawTensor:

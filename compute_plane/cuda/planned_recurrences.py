@@ -1,4 +1,4 @@
-"""What layers that keep states have in place of attention, as it will lie on the device."""
+"""What layers that keep states have in place of attention, or beside it, as it will lie there."""
 
 from __future__ import annotations
 
@@ -103,21 +103,23 @@ class PlannedMamba2(_Planned):
     rates: PlannedMatrix
     time_bias: PlannedMatrix
     skips: PlannedMatrix
-    norm: PlannedMatrix
+    norm: PlannedMatrix | None
 
     @property
     def _vectors(self) -> tuple[PlannedMatrix, ...]:
-        return self.bias, self.rates, self.time_bias, self.skips, self.norm
+        return self.bias, self.rates, self.time_bias, self.skips
 
     @property
     def vectors(self) -> tuple[PlannedMatrix, ...]:
         """Everything that is no matrix, in float32."""
-        return (self.convolution, *self._vectors)
+        norms = () if self.norm is None else (self.norm,)
+        return (self.convolution, *self._vectors, *norms)
 
     def at(self, placed: Placed) -> DeviceMamba2:
         """Return it where it lies."""
-        vectors = (values_of(placed(one)).view(-1) for one in self._vectors)
-        return DeviceMamba2(*self.shared_at(placed), *vectors)
+        bias, rates, time_bias, skips = (values_of(placed(one)).view(-1) for one in self._vectors)
+        norm = None if self.norm is None else values_of(placed(self.norm)).view(-1)
+        return DeviceMamba2(*self.shared_at(placed), bias, rates, time_bias, skips, norm)
 
 
 PlannedRecurrence: TypeAlias = PlannedDeltaNet | PlannedConvolution | PlannedMamba2
@@ -170,7 +172,7 @@ def plan_recurrence(
             rates=floats(mamba2.MIXER, mamba2.RATES),
             time_bias=floats(mamba2.MIXER, mamba2.TIME_BIAS),
             skips=floats(mamba2.MIXER, mamba2.SKIPS),
-            norm=floats(mamba2.NORM),
+            norm=floats(mamba2.NORM) if of.has_norm else None,
         )
     raise DeviceUnavailableError(
         f"executor: it does not run models whose layers have {type(of).__name__} in place of "

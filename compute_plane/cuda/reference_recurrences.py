@@ -85,7 +85,7 @@ def go_through_mamba2(
         rates=own.rates.numpy(),
         time_bias=own.time_bias.numpy(),
         skips=own.skips.numpy(),
-        norm=own.norm.numpy(),
+        norm=None if own.norm is None else own.norm.numpy(),
         eps=sizes.norm_eps,
         num_groups=sizes.num_groups,
     )

@@ -48,6 +48,7 @@ from compute_plane.cuda.planned_matrix import (
     values_of,
 )
 from compute_plane.cuda.planned_mixers import plan_mixer
+from compute_plane.cuda.planned_recurrences import plan_recurrence
 from compute_plane.cuda.weights import DTYPES, DeviceWeights
 from compute_plane.executor.weight_formats import (
     AUTO,
@@ -274,7 +275,7 @@ def plan_weights(
         return PlannedMatrix(tuple(map(source.tensor, names)), target)
 
     def norm(name: str) -> PlannedMatrix:
-        target = TensorFormat.F32 if spec.norms_begin_at_one else DENSE_FORMATS[dtype]
+        target = TensorFormat.F32 if spec.norms_need_float32 else DENSE_FORMATS[dtype]
         return PlannedMatrix((source.tensor(name),), target)
 
     def pair_of_norms(names: list[str]) -> tuple[PlannedMatrix, PlannedMatrix] | None:
@@ -297,9 +298,12 @@ def plan_weights(
             for role in (layout.ATTN_NORM, layout.MLP_NORM)
             if name(role) in layout.input_norms(spec, index)
         }
-        mixer = None
+        mixer = beside = None
         if spec.has_mixer(index):
             mixer = plan_mixer(spec, source, index, joined, vector, norm)
+        recurrence = spec.recurrence_of(index)
+        if recurrence is not None and spec.attends(index):
+            beside = plan_recurrence(recurrence, source, index, joined, vector)
         return PlannedLayer(
             attn_norm=input_norms.get(layout.ATTN_NORM),
             mixer=mixer,
@@ -308,6 +312,7 @@ def plan_weights(
             output_norms=pair_of_norms(layout.output_norms(spec, index)),
             layer_input=plan_layer_input(spec, source, index, joined, norm),
             scale=layer_scale(spec, source, index),
+            beside=beside,
         )
 
     (embedding,) = joined(source.tensor(layout.EMBEDDING))

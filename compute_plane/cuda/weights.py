@@ -74,7 +74,7 @@ class DeviceLatents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRecurrence:
-    """What layers that keep states have in place of attention, whatever it is.
+    """What layers that keep states have in place of attention, or beside it, whatever it is.
 
     `inputs`: all that is computed of a token before it goes through the state; `o`: of what comes
     out. `convolution`: float32 [K, C], of the last K tokens.
@@ -116,14 +116,14 @@ class DeviceMamba2(DeviceRecurrence):
     """Mamba-2: `kernels.reference.mamba2`.
 
     `inputs`: C + H·P + H outputs: x, b, c before the convolution, z, d. All float32: `bias`, [C];
-    `rates`, `time_bias`, `skips`, [H]; `norm`, [H·P].
+    `rates`, `time_bias`, `skips`, [H]; `norm`, [H·P], None if there is none.
     """
 
     bias: Tensor
     rates: Tensor
     time_bias: Tensor
     skips: Tensor
-    norm: Tensor
+    norm: Tensor | None
 
 
 Mixer: TypeAlias = (
@@ -159,7 +159,8 @@ class DeviceLayer:
 
     `feedforward`: one MLP or a mixture. `output_norms`: of what mixer and MLP give, before it is
     added. None where the architecture has none, and of a layer that is one of both, the other.
-    `scale`: what the residual stream is multiplied by behind it.
+    `scale`: what the residual stream is multiplied by behind it. `beside`: what keeps a state where
+    the mixer is attention, which reads the same.
     """
 
     attn_norm: Tensor | None
@@ -169,6 +170,7 @@ class DeviceLayer:
     output_norms: tuple[Tensor, Tensor] | None = None
     layer_input: DeviceLayerInput | None = None
     scale: float = 1.0
+    beside: DeviceRecurrence | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

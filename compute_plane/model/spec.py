@@ -345,8 +345,16 @@ class ModelSpec:
 
     @property
     def norms_begin_at_one(self) -> bool:
-        """Whether weights of norms are what is stored and 1, which 16 bits would not hold."""
+        """Whether weights of norms are what is stored and 1."""
         return ARCHITECTURES[self.architecture].norms_begin_at_one
+
+    @property
+    def norms_need_float32(self) -> bool:
+        """Whether 16 bits would round weights of norms, as they are computed with, once more.
+
+        Always the same way in a channel, so it would not average out.
+        """
+        return self.norms_begin_at_one or self.factors is not None
 
     @property
     def way_of_turning(self) -> str:

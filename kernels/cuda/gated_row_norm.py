@@ -2,6 +2,7 @@
 
     g       = heads[t] · silu(z[t])
     out[t]  = g · weight / √(mean(g²) + eps)        over the elements of a group of heads, or of all
+              or g, in models without a norm there (Falcon-H1)
 
 One block of threads for each group of a token; a thread keeps its vectors of g from the read to the
 write:
@@ -54,19 +55,23 @@ from kernels.cuda.variant import (
 
 READ_EARLY: Final = (4, 6, 7)
 """Of the arguments: weight, token_rows, rows."""
+READ_EARLY_PLAIN: Final = READ_EARLY[1:]
+"""The same without a norm."""
 MAX_THREADS: Final = 512
 MAX_SIZE: Final = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class GatedRowNormVariant:
-    """The compile-time parameters: `dtype` of a step, `size` H·P/G of a group.
+    """The compile-time parameters: `dtype` of a step, `size` H·P/G of a group, `is_normed`.
 
-    That is a multiple of 32 up to 16384. Raises UnsupportedVariantError.
+    `size` is a multiple of 32 up to 16384. Where nothing is normalised weight and eps are not read.
+    Raises UnsupportedVariantError.
     """
 
     dtype: str
     size: int
+    is_normed: bool = True
 
     def __post_init__(self) -> None:
         require_one_of("dtype", STORAGE_TYPES, self.dtype)
@@ -75,7 +80,7 @@ class GatedRowNormVariant:
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        return f"gated_row_norm_{self.dtype}_i{self.size}"
+        return f"gated_row_norm_{self.dtype}_i{self.size}{'' if self.is_normed else '_plain'}"
 
     @property
     def num_vectors(self) -> int:
@@ -97,8 +102,9 @@ class GatedRowNormVariant:
     @property
     def expectation(self) -> Expectation:
         """A thread holds up to eight vectors of float32 at the largest size, and their weights."""
-        instructions = ("LDG.128", "STG.128", "SHFL", "MUFU")
-        return Expectation(128, instructions, begins_early=True, reads_early=READ_EARLY)
+        instructions = ("LDG.128", "STG.128", *["SHFL"] * self.is_normed, "MUFU")
+        early = READ_EARLY if self.is_normed else READ_EARLY_PLAIN
+        return Expectation(128, instructions, begins_early=True, reads_early=early)
 
     def grid(self, num_tokens: int, num_groups: int = 1) -> tuple[int, int, int]:
         """Return the launch grid."""
@@ -113,9 +119,15 @@ def variants(*, every: bool) -> list[GatedRowNormVariant]:
     """Return a spread of the variants, or the sizes of all models known to us and some others."""
     if every:
         sizes = (96, 512, 1280, 1536, 3072, 4096, 8192, 16384)
-        return [GatedRowNormVariant(dtype, size) for dtype in STORAGE_TYPES for size in sizes]
+        return [
+            GatedRowNormVariant(dtype, size, is_normed)
+            for dtype in STORAGE_TYPES
+            for size in sizes
+            for is_normed in (True, False)
+        ]
     return [
         GatedRowNormVariant("bfloat16", 8192),
+        GatedRowNormVariant("bfloat16", 3072, is_normed=False),
         GatedRowNormVariant("float32", 3072),
         GatedRowNormVariant("float16", 96),
     ]
@@ -124,6 +136,7 @@ def variants(*, every: bool) -> list[GatedRowNormVariant]:
 def make_gated_row_norm(variant: GatedRowNormVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     size, num_vectors, threads = variant.size, variant.num_vectors, variant.threads
+    is_normed = variant.is_normed
     length = VECTOR_LENGTHS[variant.dtype]
     pieces = length // VECTOR
     rounds = -(-num_vectors // threads)  # vectors of a thread
@@ -156,11 +169,13 @@ def make_gated_row_norm(variant: GatedRowNormVariant) -> Callable[..., None]:
         first, count, _, _ = find_row(rows, int64(token_rows[token]))
         place = int32(token - first)  # in its row
         weights = cuda.local.array((weight_rows, VECTOR), float32)
-        for r in range(rounds):
-            vector = thread + r * threads
-            if vector < num_vectors:
-                for i in range(pieces):
-                    load_floats(weights, r * pieces + i, weight, own + vector * length + VECTOR * i)
+        if is_normed:
+            for r in range(rounds):
+                vector = thread + r * threads
+                if vector < num_vectors:
+                    for i in range(pieces):
+                        at = own + vector * length + VECTOR * i
+                        load_floats(weights, r * pieces + i, weight, at)
         wait_for_previous()
         if place < 0 or place >= count:
             return
@@ -181,7 +196,11 @@ def make_gated_row_norm(variant: GatedRowNormVariant) -> Callable[..., None]:
                     value = multiply_float32(heads_here[n // VECTOR, n % VECTOR], gate)
                     squares = multiply_add(value, value, squares)
                     values[r, n] = value
+                if not is_normed:
+                    store_vector(out, row + vector * length, values, r)
 
+        if not is_normed:
+            return
         total = block_sum(squares, sums)
         factor = reciprocal_root(multiply_add(total, inverse_size, eps))
         for r in range(rounds):

@@ -145,7 +145,7 @@ def variants(*, every: bool) -> list[SelectiveScanVariant]:
     if every:
         shapes = (
             (64, 128), (80, 128), (32, 32), (96, 160), (128, 64), (256, 96), (64, 256), (256, 256),
-            (16, 192),
+            (128, 256), (16, 192),
         )  # fmt: skip
         return [SelectiveScanVariant(*shape) for shape in shapes]
     return [

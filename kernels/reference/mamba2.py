@@ -7,8 +7,10 @@ What a layer makes of a token's projections, the token's place being t:
     S        = α · S + b ⊗ Δ · x
     y        = Sᵀ c + D · x
     out      = rms_norm(y · silu(z)) · weight                  of all heads of a group together
+               or y · silu(z), in models without a norm there
 
-(Dao and Gu 2024, Transformers are SSMs; as in Granite 4, and with groups in Nemotron-H.) The heads
+(Dao and Gu 2024, Transformers are SSMs; as in Granite 4, with groups in Nemotron-H, and without a
+norm in most of Falcon-H1.) The heads
 of a group, which are neighbours, have the same b and c. A sequence's *state* is S of every head and
 the last K − 1 rows that went into the convolution. Tokens are computed one after the other, so a
 result does not depend on how a sequence is cut into rows.
@@ -32,8 +34,8 @@ from kernels.reference.delta_net import silu
 class Mamba2Weights:
     """`convolution`: [C, K], the last column is of the token itself; `bias`: [C].
 
-    `rates`: [H], −e^A. `time_bias`: [H], added to d. `skips`: [H], D. `norm`: [H·P]; `eps`: of its
-    RMSNorm. `num_groups`: G.
+    `rates`: [H], −e^A. `time_bias`: [H], added to d. `skips`: [H], D. `norm`: [H·P], None if there
+    is none; `eps`: of its RMSNorm. `num_groups`: G.
     """
 
     convolution: Float32Array
@@ -41,7 +43,7 @@ class Mamba2Weights:
     rates: Float32Array
     time_bias: Float32Array
     skips: Float32Array
-    norm: Float32Array
+    norm: Float32Array | None
     eps: float
     num_groups: int = 1
 
@@ -54,11 +56,13 @@ class Mamba2State:
     memory: Float32Array
 
     @classmethod
-    def empty(cls, weights: Mamba2Weights) -> Mamba2State:
-        """Return that of a sequence without tokens."""
-        (channels, width), num_heads, inner = (
-            weights.convolution.shape, len(weights.rates), len(weights.norm),
-        )  # fmt: skip
+    def empty(cls, weights: Mamba2Weights, inner: int | None = None) -> Mamba2State:
+        """Return that of a sequence without tokens. `inner`: H·P, where no norm says it."""
+        (channels, width), num_heads = weights.convolution.shape, len(weights.rates)
+        if inner is None:
+            if weights.norm is None:
+                raise ValueError("without a norm it must be said how wide all heads are")
+            inner = len(weights.norm)
         size = (channels - inner) // (2 * weights.num_groups)
         shape = num_heads, size, inner // num_heads
         return cls(np.zeros((width - 1, channels), np.float32), np.zeros(shape, np.float32))
@@ -75,8 +79,10 @@ def mamba2(
     x, b, c = convolved(rows[:, :channels], weights, state)
     times, decays = time_steps(steps, weights)
     y = scan(x, b, c, times, decays, weights.skips, state.memory)
-    y = y.reshape(len(rows), -1)
-    return gated_norm(y, rows[:, channels:], weights.norm, weights.eps, weights.num_groups)
+    y, gates = y.reshape(len(rows), -1), rows[:, channels:]
+    if weights.norm is None:
+        return np.asarray(y * silu(gates), np.float32)
+    return gated_norm(y, gates, weights.norm, weights.eps, weights.num_groups)
 
 
 def convolved(

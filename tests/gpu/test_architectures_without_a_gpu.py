@@ -64,8 +64,8 @@ def test_kernels_of_the_shapes_are_built_ahead_and_not_checked_one_by_one():
 
 def test_every_shape_has_what_no_other_has():
     specs = [shape.spec for shape in SHAPES]
-    assert len({spec.name for spec in specs}) == len(specs) == 14
-    assert len({spec.architecture for spec in specs}) == 12  # latents and Gemma 4 twice
+    assert len({spec.name for spec in specs}) == len(specs) == 15
+    assert len({spec.architecture for spec in specs}) == 13  # latents and Gemma 4 twice
     assert any(spec.layers_without_rope and spec.turns for spec in specs)
     windows = [spec.window for spec in specs if spec.window is not None]
     assert len(windows) == 6

@@ -27,6 +27,7 @@ from kernels.cuda.instructions.elements import VECTOR_LENGTHS
 from kernels.cuda.mamba2_inputs import Mamba2InputsVariant
 from kernels.cuda.selective_scan import SelectiveScanVariant
 from kernels.reference import mamba2 as reference
+from kernels.reference.delta_net import silu
 
 EPS = 1e-5
 NUM_STATES, LAYERS, LAYER = 7, 2, 1
@@ -229,10 +230,11 @@ def row_norm_case(variant: GatedRowNormVariant, num_groups: int, seed: int) -> C
     gates[:, size:] = np.nan
     stored = to_stored(variant.dtype, gates)
     weight = rng.uniform(0.5, 1.5, size).astype("f4")
-    out = reference.gated_norm(
-        heads.astype(np.float64), to_float64(variant.dtype, stored)[:, :size], weight, EPS,
-        num_groups,
-    )  # fmt: skip
+    exact, own_gates = heads.astype(np.float64), to_float64(variant.dtype, stored)[:, :size]
+    if variant.is_normed:
+        out = reference.gated_norm(exact, own_gates, weight, EPS, num_groups)
+    else:
+        out, weight = exact * silu(own_gates), np.full_like(weight, np.nan)
     out[-1] = np.nan
     arguments = (
         "out", "heads", "gates", stored.shape[1], "weight", EPS, "token_rows", "rows",

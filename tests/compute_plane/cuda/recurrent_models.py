@@ -21,7 +21,7 @@ from compute_plane.model.short_convolution import ShortConvolution
 from compute_plane.model.spec import Mixture
 from kernels.reference.gated_convolution import gated_convolution
 from kernels.reference.mamba2 import Mamba2State, Mamba2Weights, mamba2
-from tests.compute_plane.executor.tiny_llama import tiny_spec
+from tests.compute_plane.executor.tiny_llama import tiny_spec, with_states_beside
 from tests.compute_plane.model.delta_net_forward import Forward
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
@@ -37,12 +37,15 @@ LFM2 = replace(
 MAMBA2 = Mamba2(8, 32, 64, 4, 0.02, frozenset({0, 2}))
 # The architecture is one whose attention the forward pass below has: layers are what is computed.
 GRANITE4 = replace(tiny_spec(), num_layers=4, architecture="lfm2", recurrence=MAMBA2)
+FALCON = with_states_beside(tiny_spec())
 SPECS = {
     "Qwen3.5": SPEC,
     "Qwen3.5 as GGUF files have it": TILED,
     "Qwen3-Next": replace(SPEC, architecture="qwen3next", mixture=MIXTURE),
     "LFM2": LFM2,
     "Granite 4 H": GRANITE4,
+    "Falcon-H1": FALCON,
+    "Falcon-H1, norm behind the state": with_states_beside(tiny_spec(), has_norm=True),
 }
 PROMPTS: Sequence[Sequence[int]] = (range(3, 14), [20], [30, 31, 32], range(40, 47))
 
@@ -91,11 +94,12 @@ class Mamba2Forward(UngatedForward):
             self._of(layer, own.CONVOLUTION, layout.BIAS),
             *vectors,
             self._of(layer, own.MIXER, own.SKIPS),
-            self._of(layer, own.NORM),
+            self._of(layer, own.NORM) if of.has_norm else None,
             of.norm_eps,
+            of.num_groups,
         )
         steps = x @ self._of(layer, own.IN_D).T
-        out = mamba2(rows, steps, weights, Mamba2State.empty(weights))
+        out = mamba2(rows, steps, weights, Mamba2State.empty(weights, of.inner_size))
         return out @ self._of(layer, own.OUT).T
 
 

@@ -35,6 +35,7 @@ from tests.compute_plane.executor.tiny_llama import (
     tiny_executor,
     tiny_spec,
     with_single_layers,
+    with_states_beside,
 )
 from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -57,6 +58,9 @@ MODELS = {
     # MLPs that weigh more than states do, or all of it is on the device with fewer of those.
     "layers of one thing each": with_single_layers(
         replace(tiny_spec(), intermediate_size=4096), "-M*-"
+    ),
+    "layers of both": with_states_beside(
+        replace(tiny_spec(), num_layers=4, intermediate_size=4096)
     ),
 }
 

@@ -27,7 +27,12 @@ from tests.compute_plane.cuda.drawn_steps import (
 )
 from tests.compute_plane.cuda.played_cuda import played_cuda, played_device
 from tests.compute_plane.cuda.torch_executors import BLOCK_SIZE, RecordingDriver, torch_executor
-from tests.compute_plane.executor.tiny_llama import with_convolutions, with_delta_net, with_mamba2
+from tests.compute_plane.executor.tiny_llama import (
+    with_convolutions,
+    with_delta_net,
+    with_mamba2,
+    with_states_beside,
+)
 from tests.golden.batch_driver import NUM_STATES, int32
 
 RECURRENT = with_delta_net(SPEC)
@@ -35,6 +40,7 @@ KINDS = {
     "Gated DeltaNet": RECURRENT,
     "convolutions": with_convolutions(SPEC),
     "Mamba-2": with_mamba2(SPEC),
+    "Mamba-2 beside attention": with_states_beside(SPEC),
 }
 
 

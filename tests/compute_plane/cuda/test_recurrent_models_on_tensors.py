@@ -17,6 +17,7 @@ from kernels.reference.mamba2 import Mamba2State, Mamba2Weights, mamba2
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.recurrent_models import (
     BLOCK_SIZE,
+    FALCON,
     GRANITE4,
     LFM2,
     MAMBA2,
@@ -67,7 +68,7 @@ def test_logits_are_those_of_the_formulas_however_texts_are_cut(kind: str, chunk
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2", "Granite 4 H"])
+@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2", "Granite 4 H", "Falcon-H1"])
 def test_logits_are_those_of_the_cpu_engine(kind: str) -> None:
     spec = SPECS[kind]
     pool = pool_for(spec, NUM_BLOCKS, BLOCK_SIZE)
@@ -77,7 +78,7 @@ def test_logits_are_those_of_the_cpu_engine(kind: str) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2", "Granite 4 H"])
+@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2", "Granite 4 H", "Falcon-H1"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_steps_in_sixteen_bits_stay_near(dtype: torch.dtype, kind: str) -> None:
     exact = np.array(logits_behind(made(spec=SPECS[kind]), PROMPTS, [4]))
@@ -143,7 +144,7 @@ def test_steps_of_mamba2_rounded_to_sixteen_bits_lose_as_much_as_all_else_that_i
         assert lost[1] < 2 * lost[0] < 0.012 * np.sqrt(np.mean(exact**2))
 
 
-def test_keys_and_values_are_of_the_layers_that_attend_and_states_of_the_others() -> None:
+def test_keys_and_values_are_of_the_layers_that_attend_and_states_of_those_that_have_them() -> None:
     executor = made()
     assert executor._pools.device.shape[1] == 2
     assert states_of(executor).shape == (NUM_STATES, 2 * SIZES.state_floats)
@@ -154,9 +155,12 @@ def test_keys_and_values_are_of_the_layers_that_attend_and_states_of_the_others(
     assert states_of(executor).shape == (NUM_STATES, 2 * 2 * LFM2.hidden_size)
     floats = 3 * MAMBA2.channels + MAMBA2.num_heads * MAMBA2.head_dim * MAMBA2.state_size
     assert states_of(made(spec=GRANITE4)).shape == (NUM_STATES, 2 * floats)
+    executor = made(spec=FALCON)  # all layers have both
+    assert executor._pools.device.shape[1] == FALCON.num_layers
+    assert states_of(executor).shape == (NUM_STATES, state_floats(FALCON))
 
 
-@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2", "Granite 4 H"])
+@pytest.mark.parametrize("kind", ["Qwen3.5", "LFM2", "Granite 4 H", "Falcon-H1"])
 def test_company_and_the_order_of_rows_change_nothing(kind: str) -> None:
     """Three prompts, one of them a single token, beside a row that decodes."""
     found = []

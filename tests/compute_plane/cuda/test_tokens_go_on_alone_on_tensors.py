@@ -23,6 +23,7 @@ from tests.compute_plane.executor.tiny_llama import (
     with_gemma4,
     with_latents,
     with_single_layers,
+    with_states_beside,
 )
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
@@ -33,6 +34,7 @@ MODELS: dict[str, ModelSpec] = {
     "latents": with_latents(SPEC),
     "keys of earlier layers": with_gemma4(SPEC),
     "experts": with_gemma4(SPEC, has_experts=True),
+    "states beside": with_states_beside(SPEC),
     "a state behind the last keys": with_single_layers(SPEC, "*-M-"),
 }
 SIZES = {"num_blocks": 60, "block_size": 4, "keep_logits": True}

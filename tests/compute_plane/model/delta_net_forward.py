@@ -38,9 +38,10 @@ class Forward:
         for layer in range(spec.num_layers):
             x = self._normed(hidden, layout.layer_tensor(layer, layout.ATTN_NORM))
             of = spec.recurrence_of(layer)
-            hidden = hidden + (
-                self._attention(layer, x) if of is None else self.delta_net(layer, of, x)
-            )
+            if of is not None:
+                hidden = hidden + self.delta_net(layer, of, x)
+            if spec.attends(layer):
+                hidden = hidden + self._attention(layer, x)
             x = self._normed(hidden, layout.layer_tensor(layer, layout.MLP_NORM))
             mixture = spec.mixture_of(layer)
             if mixture is None:
@@ -51,7 +52,7 @@ class Forward:
         return self._normed(hidden, layout.FINAL_NORM) @ self._get(head).T
 
     def delta_net(self, layer: int, of: DeltaNet, x: Array) -> Array:
-        """Return what a layer has in place of attention makes of rows [T, hidden]."""
+        """Return what keeps a state makes of rows [T, hidden]."""
 
         def get(role: str, part: str = layout.WEIGHT) -> Array:
             return self._of(layer, role, part)
@@ -93,10 +94,12 @@ class Forward:
         angles = np.arange(num_tokens)[:, None] * inverse_frequencies(spec)
         cosines, sines = np.cos(angles), np.sin(angles)
         norms = [self._get(name) for name in layout.head_norms(spec, layer)]
-        q, k = (
-            rotate(normed(heads.astype(np.float32), norm, spec.rms_norm_eps), cosines, sines)
-            for heads, norm in zip((q, k), norms, strict=True)
-        )
+        if norms:
+            q, k = (
+                normed(heads.astype(np.float32), norm, spec.rms_norm_eps)
+                for heads, norm in zip((q, k), norms, strict=True)
+            )
+        q, k = (rotate(heads.astype(np.float32), cosines, sines) for heads in (q, k))
         k, v = (np.repeat(heads, spec.num_heads // spec.num_kv_heads, axis=1) for heads in (k, v))
         scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(spec.head_dim)
         scores[:, np.triu(np.ones((num_tokens, num_tokens), bool), 1)] = -np.inf

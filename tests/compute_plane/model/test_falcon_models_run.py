@@ -7,9 +7,9 @@ import pytest
 from compute_plane.model.loader import load_model
 from tests.compute_plane.model.falcon_models import FalconModel
 from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
-from tests.devices import Target
+from tests.devices import STAND_IN, Target
 
-CPU = Target("cpu", "cpu")
+CPU, CUDA = Target("cpu", "cpu"), STAND_IN
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "norm behind the state"])
@@ -19,7 +19,9 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
 
 
 @pytest.mark.spread(3)
-@pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU)])
+@pytest.mark.parametrize(
+    ("files", "target"), [("directory", CPU), ("gguf", CPU), ("directory", CUDA)]
+)
 def test_greedy_texts_and_their_logits_are_those_of_transformers(
     recorded: Recorded, files: str, target: Target
 ) -> None:

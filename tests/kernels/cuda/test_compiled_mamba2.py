@@ -18,6 +18,7 @@ from tests.ptx import Fault, Race, TooEarly
 INPUTS = Mamba2InputsVariant("bfloat16", 4)
 SCAN = SelectiveScanVariant(64, 128)
 NORM = GatedRowNormVariant("bfloat16", 8192)
+PLAIN = GatedRowNormVariant("bfloat16", 3072, is_normed=False)
 
 
 def small_inputs() -> Case:
@@ -42,6 +43,7 @@ def scan_of_groups() -> Case:
         small_scan,
         scan_of_groups,
         *(lambda which=which: draw_cases(NORM)[which] for which in (0, 1)),
+        lambda: draw_cases(PLAIN)[0],
     ],
 )
 def test_a_compiled_kernel_is_right_and_rows_may_be_cut(make) -> None:

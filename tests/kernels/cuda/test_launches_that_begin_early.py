@@ -94,6 +94,7 @@ LATENT_WRITE = LatentWriteVariant("bfloat16", 512, 64, 16)
 MAMBA2_INPUTS = Mamba2InputsVariant("bfloat16", 4)
 SELECTIVE_SCAN = SelectiveScanVariant(64, 128)
 ROW_NORM = GatedRowNormVariant("bfloat16", 8192)
+GATED_ROWS = GatedRowNormVariant("bfloat16", 3072, is_normed=False)
 LATENT_DECODE = LatentDecodeVariant("bfloat16", 2, 256, 32, 16)
 LATENT_FLOAT32 = LatentDecodeVariant("float32", 2, 256, 32, 16)
 MODULES = {
@@ -128,6 +129,7 @@ MODULES = {
     MAMBA2_INPUTS: mamba2_inputs,
     SELECTIVE_SCAN: selective_scan,
     ROW_NORM: gated_row_norm,
+    GATED_ROWS: gated_row_norm,
 }
 PRODUCTS = {
     GATED: Source(dense_matmul_tensor, "make_dense_matmul", GATED),
@@ -137,13 +139,14 @@ PRODUCTS = {
 ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
 READS_EARLY = {
     DECODE: 2, WIDE_DECODE: 2, ROPE: 6, CONVOLUTION: 7, DELTA_RULE: 4, GATED_CONVOLUTION: 11,
-    JOINT_NORMS: 4, MAMBA2_INPUTS: 19, SELECTIVE_SCAN: 5, ROW_NORM: 7,
+    JOINT_NORMS: 4, MAMBA2_INPUTS: 19, SELECTIVE_SCAN: 5, ROW_NORM: 7, GATED_ROWS: 3,
     LATENT_WRITE: 7, LATENT_DECODE: 2, DECODE_OF_512: 2,
 }  # fmt: skip
 """A row's length and its first tile's block; position, slot, and two vectors each of two angles; a
 token's row, four numbers of that, a head's rate and bias; a row's numbers; a token's row, its
 numbers, two vectors each of three weights; the same of four weights and a bias, or of a rate and a
-bias; a row's numbers and its head's skip; a token's row, first and last, four vectors of weights;
+bias; a row's numbers and its head's skip; a token's row, first and last, four vectors of weights,
+or none;
 position, slot, two vectors each of two angles, one of weights.
 """
 LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"

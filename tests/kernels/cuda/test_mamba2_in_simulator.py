@@ -36,6 +36,7 @@ INPUTS = Mamba2InputsVariant("bfloat16", 3)
 SCAN = SelectiveScanVariant(32, 32)
 PARTS = SelectiveScanVariant(64, 32)
 NORM = GatedRowNormVariant("bfloat16", 544)
+PLAIN = GatedRowNormVariant("bfloat16", 544, is_normed=False)
 ROUNDS = GatedRowNormVariant("float32", 2080)
 FAR = 2**32 + 2**12
 GROUP_ROWS = (Row(2, True, 1, 1), Row(0, False, 3, 0))
@@ -80,6 +81,8 @@ def small_case(variant: Any) -> Case:
         Mamba2InputsVariant("bfloat16", 2),
         ROUNDS,
         GatedRowNormVariant("float16", 32),
+        PLAIN,
+        GatedRowNormVariant("float32", 2080, is_normed=False),
     ],
     ids=lambda variant: variant.name,
 )
@@ -94,6 +97,7 @@ def test_a_kernel_is_right_and_rows_may_be_cut(variant) -> None:
         lambda: scan_case(SCAN, GROUP_ROWS, 6, 0, num_groups=3),
         lambda: scan_case(SelectiveScanVariant(48, 32), GROUP_ROWS, 4, 0, num_groups=2),
         lambda: row_norm_case(GatedRowNormVariant("bfloat16", 96), 3, 0),
+        lambda: row_norm_case(GatedRowNormVariant("bfloat16", 96, is_normed=False), 3, 0),
     ],
 )
 def test_heads_of_a_group_share_what_is_read_and_are_normalised_together(make) -> None:
@@ -168,6 +172,7 @@ PARTS_SOURCE = Source(selective_scan, "make_selective_scan", PARTS)
 COLUMNS = Source(selective_scan, "make_selective_scan", SCAN, library=delta_rule_columns)
 STAGES = Source(selective_scan, "make_selective_scan", SCAN, library=delta_rule_stages)
 NORM_SOURCE = Source(gated_row_norm, "make_gated_row_norm", NORM)
+PLAIN_SOURCE = Source(gated_row_norm, "make_gated_row_norm", PLAIN)
 ROUNDS_SOURCE = Source(gated_row_norm, "make_gated_row_norm", ROUNDS)
 SUMS = Source(gated_row_norm, "make_gated_row_norm", NORM, library=block_reductions)
 
@@ -203,6 +208,10 @@ def parts_case() -> Case:
 
 def norm_case() -> Case:
     return draw_cases(NORM)[0]
+
+
+def plain_case() -> Case:
+    return draw_cases(PLAIN)[0]
 
 
 def rounds_case() -> Case:
@@ -263,6 +272,8 @@ def groups_case() -> Case:
         (norm_case, NORM_SOURCE, "place < 0 or place >= count", "False"),
         (norm_case, NORM_SOURCE, "token * stride + (own + vector", "token * size + (own + vector"),
         (norm_case, NORM_SOURCE, "gate = silu(values[r, n])", "gate = values[r, n]"),
+        (plain_case, PLAIN_SOURCE, "gate = silu(values[r, n])", "gate = values[r, n]"),
+        (plain_case, PLAIN_SOURCE, "if not is_normed:\n            return", "pass"),
         (norm_case, SUMS, "total += of_warps[warp]", "total = of_warps[warp]"),
         (norm_case, SUMS, "value = warp_sum(value)", "value += float32(0)"),
         (norm_case, NORM_SOURCE, "load_floats(heads_here, i, heads, row + vector",
