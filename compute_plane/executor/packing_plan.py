@@ -358,7 +358,7 @@ class PackingPlan:
         target = target or format_to_run(tensors[0], self._dtype)
         n, k = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
         size = packed_bytes(target, n, k)
-        order = self.input_order(tensors[0])
+        order = input_order_of(tensors[0], target)
         matrix = PackedMatrix(
             target.label, n, k, self._take(size), size, first_column,
             None if order is None else order.astype(np.int32),

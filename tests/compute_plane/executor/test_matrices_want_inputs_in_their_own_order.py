@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 
 from compute_plane.executor.packed_layers import PackedWeights
+from compute_plane.executor.packed_recurrences import PackedDeltaNet, PackedMamba2
 from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.model.errors import ModelFileError
+from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorFormat
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
+from tests.compute_plane.executor.tiny_llama import (
+    pool_for,
+    tiny_executor,
+    tiny_spec,
+    with_delta_net,
+    with_mamba2,
+)
 from tests.compute_plane.executor.tiny_sources import ArraySource
 from tests.compute_plane.executor.tiny_weights import tiny_weights
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -80,6 +88,18 @@ def test_formats_without_blocks_have_the_models_order(exact: np.ndarray) -> None
     for formats, dtype in (({"": F16}, "auto"), ({"": Q8_0}, "bfloat16")):
         layer = packed(orders, formats, dtype=dtype).layers[0]
         assert all(matrix.input_order is None for matrix in layer.matrices)
+
+
+@pytest.mark.parametrize("spec", [with_mamba2(SPEC), with_delta_net(SPEC)])
+def test_what_is_float32_beside_matrices_with_orders_has_the_models(spec: ModelSpec) -> None:
+    """Time steps and gates of states, which are kept as exact as the file has them."""
+    source = ArraySource(spec, tiny_weights(spec), {"in_proj": Q8_0}, {"in_proj": 3})
+    mixer = pack_weights(spec, source).layers[0].mixer
+    assert isinstance(mixer, PackedMamba2 | PackedDeltaNet)
+    *rows, alone = mixer.inputs
+    assert alone.format == "F32"
+    assert alone.input_order is None
+    assert all(matrix.input_order is not None for matrix in rows)
 
 
 def test_what_reads_inputs_in_one_order_is_one_matrix() -> None:
