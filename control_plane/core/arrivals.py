@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from control_plane.core.kv_interface import KVCacheManagerProtocol
+from control_plane.core.kv_interface import (
+    KVCacheManagerProtocol,
+    SharingKVCacheManagerProtocol,
+)
+from control_plane.core.prefix_cache import TokenChain
 from control_plane.core.request import Sequence
 from control_plane.core.running import RunningSet
+
+DIGESTS_A_STEP = 512
+"""Blocks of waiting sequences that are digested in a step while others run: some 4 ms."""
 
 
 class Arrival(NamedTuple):
@@ -27,12 +34,18 @@ class Arrival(NamedTuple):
 class Arrivals:
     """Looks waiting sequences over before `RunningSet.admit` lets them in."""
 
-    __slots__ = ("_block_size", "_kv", "_running")
+    __slots__ = ("_block_size", "_kv", "_num_digests_left", "_reached", "_running")
 
     def __init__(self, kv_cache: KVCacheManagerProtocol, running: RunningSet) -> None:
         self._kv = kv_cache
         self._block_size = kv_cache.block_size
         self._running = running
+        self._reached: tuple[TokenChain | None, int] = None, 0
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Let sequences be digested anew."""
+        self._num_digests_left = DIGESTS_A_STEP
 
     def projected_blocks(self) -> int:
         """Blocks in use once everything under way has computed its prompt and one more token."""
@@ -47,7 +60,8 @@ class Arrivals:
     def look_up(self, seq: Sequence) -> Arrival | None:
         """Return what a waiting sequence would bring if it were admitted now.
 
-        None: it is a beam, and another one is computing the prompt they are to share.
+        None: it is a beam, and another one is computing the prompt they are to share; or there is
+        more of it to look up than a step has time for.
         """
         shared = self._shared_prompt(seq)
         if shared is None:
@@ -64,7 +78,10 @@ class Arrivals:
                 )
             if seq.chain is not None:
                 # The last token is always computed: its logits are wanted.
-                block_ids = sharing.find_prefix(seq.chain, num_known - 1)
+                found = self._find(sharing, seq.chain, num_known - 1)
+                if found is None:
+                    return None
+                block_ids = found
                 if states is not None:
                     num_found = len(block_ids)
                     num_used = states.num_found_blocks(seq.chain, num_found)
@@ -79,6 +96,22 @@ class Arrivals:
         num_computed = max(len(block_ids) * self._block_size, num_saved)
         num_missing = num_known - num_computed
         return Arrival(block_ids, num_in_use, num_computed, num_missing, state_places)
+
+    def _find(
+        self, sharing: SharingKVCacheManagerProtocol, chain: TokenChain, max_tokens: int
+    ) -> list[int] | None:
+        """Return the blocks that hold a sequence's first tokens; None: to be gone on with."""
+        num_blocks = max_tokens // self._block_size
+        num_before = chain.num_digested
+        if len(self._running) > 0:
+            reached = self._reached[1] if self._reached[0] is chain else 0
+            num_blocks = min(num_blocks, max(reached, num_before) + self._num_digests_left)
+        block_ids = sharing.find_prefix(chain, num_blocks * self._block_size)
+        self._num_digests_left -= max(0, chain.num_digested - num_before)
+        if len(block_ids) == num_blocks < max_tokens // self._block_size:
+            self._reached = chain, num_blocks
+            return None
+        return block_ids
 
     def _shared_prompt(self, seq: Sequence) -> list[int] | None:
         """Return the full blocks of its prompt that a beam finds in the table of another.

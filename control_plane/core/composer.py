@@ -63,6 +63,7 @@ class StepComposer:
         """
         running = self._running
         running.begin_step()
+        self._arrivals.begin_step()
         max_rows = self._config.max_batch_size
         max_tokens = self._config.max_total_tokens
         step = Step(step_id, self._config.embedding_size)

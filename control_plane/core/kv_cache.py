@@ -188,8 +188,7 @@ class KVCacheManager:
 
     def count_in_use(self, block_ids: Sequence[int]) -> int:
         """Return how many of the blocks stand in a table; the others are idle."""
-        ref_count = self._pool.ref_count
-        return sum(ref_count(block_id) > 0 for block_id in block_ids)
+        return self._pool.count_used(block_ids)
 
     def remember(self, seq_id: int, chain: TokenChain, first_block: int, end_block: int) -> None:
         """Make the full blocks `first_block … end_block − 1` of the sequence findable.

@@ -34,7 +34,15 @@ class TokenChain:
     `prompt` and `output` are the sequence's own lists; the output may grow, nothing may change.
     """
 
-    __slots__ = ("_block_size", "_contents", "_output", "_prompt", "_roles_matter", "_root")
+    __slots__ = (
+        "_block_size",
+        "_digests",
+        "_output",
+        "_prompt",
+        "_roles_matter",
+        "_root",
+        "_tokens",
+    )
 
     def __init__(
         self,
@@ -50,7 +58,13 @@ class TokenChain:
         self._block_size = block_size
         self._roles_matter = roles_matter
         self._root = blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
-        self._contents: list[BlockContent] = []
+        self._digests: list[bytes] = []
+        self._tokens: list[bytes] = []
+
+    @property
+    def num_digested(self) -> int:
+        """Blocks that have been asked for; of the others the digest is still to be made."""
+        return len(self._digests)
 
     @property
     def roles_matter(self) -> bool:
@@ -59,10 +73,11 @@ class TokenChain:
 
     def block(self, index: int) -> BlockContent:
         """Return full block `index`; all its tokens must be known."""
-        contents = self._contents
-        while len(contents) <= index:
-            contents.append(self._digest(len(contents)))
-        return contents[index]
+        while len(self._digests) <= index:
+            content = self._digest(len(self._digests))
+            self._digests.append(content.digest)
+            self._tokens.append(content.tokens)
+        return BlockContent(self._digests[index], self._tokens[index])
 
     def fork(self, output: Sequence[int]) -> TokenChain:
         """Return the chain of a sequence with the same prompt and another output."""
@@ -70,7 +85,8 @@ class TokenChain:
         chain._prompt, chain._output = self._prompt, output
         chain._block_size, chain._roles_matter = self._block_size, self._roles_matter
         chain._root = self._root
-        chain._contents = self._contents[: len(self._prompt) // self._block_size]
+        num_shared = len(self._prompt) // self._block_size
+        chain._digests, chain._tokens = self._digests[:num_shared], self._tokens[:num_shared]
         return chain
 
     def _digest(self, index: int) -> BlockContent:
@@ -84,7 +100,7 @@ class TokenChain:
         if len(words) != size:
             raise IndexError(f"block {index} of {size} tokens is not full yet")
         tokens = words.tobytes()
-        parent = self._contents[index - 1].digest if index else self._root
+        parent = self._digests[index - 1] if index else self._root
         role = num_prompt_role if self._roles_matter else 0
         digest = blake2b(
             parent + role.to_bytes(4, "little") + tokens, digest_size=DIGEST_BYTES
@@ -93,47 +109,65 @@ class TokenChain:
 
 
 class PrefixCache:
-    """The blocks whose content can be found. It counts no references: that is the pool's part."""
+    """The blocks whose content can be found. It counts no references: that is the pool's part.
 
-    __slots__ = ("_blocks", "_contents")
+    What the last chain found is kept until one of its blocks is removed: a request that waits for
+    room is looked up in every step.
+    """
+
+    __slots__ = ("_blocks", "_digests", "_found", "_last_chain", "_places", "_tokens")
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}  # digest → block
-        self._contents: dict[int, BlockContent] = {}  # block → what is in it
+        # Two of bytes, not one of pairs, which the garbage collector would look at one by one.
+        self._digests: dict[int, bytes] = {}  # block → digest
+        self._tokens: dict[int, bytes] = {}  # block → its tokens
+        self._last_chain: TokenChain | None = None
+        self._found: list[int] = []  # of that chain, from its beginning
+        self._places: dict[int, int] = {}  # block → where it stands in `_found`
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def __contains__(self, block_id: int) -> bool:
-        return block_id in self._contents
+        return block_id in self._digests
 
     def find(self, chain: TokenChain, num_blocks: int) -> list[int]:
         """Return the blocks that hold the longest known beginning of the chain's first blocks."""
-        found: list[int] = []
-        for index in range(num_blocks):
+        if chain is not self._last_chain:
+            self._last_chain = chain
+            self._found, self._places = [], {}
+        found = self._found
+        for index in range(len(found), num_blocks):
             content = chain.block(index)
             block_id = self._blocks.get(content.digest)
-            if block_id is None or self._contents[block_id].tokens != content.tokens:
+            if block_id is None or self._tokens[block_id] != content.tokens:
                 break
+            self._places[block_id] = index
             found.append(block_id)
-        return found
+        return found[:num_blocks]
 
     def add(self, content: BlockContent, block_id: int) -> bool:
         """Make a block findable; False if there is one of that content, or it has another."""
-        if content.digest in self._blocks or block_id in self._contents:
+        if content.digest in self._blocks or block_id in self._digests:
             return False
         self._blocks[content.digest] = block_id
-        self._contents[block_id] = content
+        self._digests[block_id], self._tokens[block_id] = content
         return True
 
     def remove(self, block_id: int) -> bool:
         """Make a block unfindable; whether it could be found."""
-        content = self._contents.pop(block_id, None)
-        if content is None:
+        digest = self._digests.pop(block_id, None)
+        if digest is None:
             return False
-        del self._blocks[content.digest]
+        del self._blocks[digest], self._tokens[block_id]
+        place = self._places.get(block_id)
+        if place is not None:
+            for lost in self._found[place:]:
+                del self._places[lost]
+            del self._found[place:]
         return True
 
     def block_ids(self) -> list[int]:
         """Return all blocks that can be found."""
-        return list(self._contents)
+        return list(self._digests)

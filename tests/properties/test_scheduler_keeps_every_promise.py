@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from control_plane.core import arrivals as waiting
 from control_plane.core.scheduler import SchedulerConfig
 from tests.properties.scheduler_promises import Memory
 from tests.properties.scheduler_world import World
@@ -92,8 +93,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     Submit, fork, cancel, end of a sample, send, commit, time, row failure, refusal, epoch loss.
     """
 
-    @initialize(config=configs, memory=memories)
-    def make(self, config, memory):
+    def __init__(self):
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+
+    @initialize(config=configs, memory=memories, num_digests=st.sampled_from([512, 1]))
+    def make(self, config, memory, num_digests):
+        self.patch.setattr(waiting, "DIGESTS_A_STEP", num_digests)
         self.world = World(config, memory)
 
     @rule(batch=st.lists(st.tuples(prompts, lengths, options), min_size=1, max_size=4))
@@ -167,7 +173,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "world"):
-            self.world.finish(depth=3)
+            try:
+                self.world.finish(depth=3)
+            finally:
+                self.patch.undo()
 
 
 def test_any_mix_of_events_leaves_every_output_as_if_alone():
