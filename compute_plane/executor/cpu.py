@@ -39,7 +39,12 @@ from compute_plane.executor.state_rows import NO_ROWS, state_rows
 from compute_plane.executor.step_headers import NONE_TAKEN, PieceArrays, StepHeaders
 from compute_plane.executor.thread_team import Entry, ThreadTeam
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
-from kernels.cpu.attention_items import attention_items, share_long_contexts
+from kernels.cpu.attention_items import (
+    ContextSharing,
+    attention_items,
+    most_shared_items,
+    share_long_contexts,
+)
 from kernels.cpu.catalogue import sample
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.operands import LOGITS, LOGITS_STRIDE, VOCAB
@@ -138,15 +143,20 @@ class CpuExecutor:
         self._headers = StepHeaders(num_threads, scratch_bytes, per_token, state_parts)
         # Almost every step has few pieces and one group of logits: its entries are made once.
         self._ordinary: dict[Parts, Int64Array] = {}
-        self._work_heads, self._group = work_heads(spec), largest_group(spec)
+        self._group = largest_group(spec)
         self._chunk_heads = chunk_heads(spec)
+        self._sharing = ContextSharing(
+            kv_pool.block_size,
+            work_heads(spec),
+            num_threads,
+            most_shared_items(spec.context_length, kv_pool.block_size),
+        )
         self._decode = DecodeSteps(
             self._shape,
             self._headers,
             group=self._group,
-            num_kv_heads=self._work_heads,
             chunk_heads=self._chunk_heads,
-            num_threads=num_threads,
+            sharing=self._sharing,
             most_rows=min(LOGITS_ROWS, PIECE_TOKENS, MAX_WANTS, max_tokens),
             tells_prompts_apart=self._llama.tells_prompts_apart,
         )
@@ -285,13 +295,7 @@ class CpuExecutor:
                 rows = layout.token_rows[first:end]
                 query_lens = np.bincount(rows, minlength=len(query_lens)).astype(np.int32)
             items = attention_items(query_lens, self._group)
-            items, merges = share_long_contexts(
-                items,
-                layout.positions[first:end],
-                block_size=self._pool.block_size,
-                num_kv_heads=self._work_heads,
-                num_threads=self._team.num_threads,
-            )
+            items, merges = share_long_contexts(items, layout.positions[first:end], self._sharing)
             arrays = PieceArrays(
                 layout.token_ids[first:end],
                 layout.positions[first:end],

@@ -29,7 +29,7 @@ from compute_plane.executor.sampling_rows import SamplingKeys, SamplingRows
 from compute_plane.executor.state_rows import NO_ROWS, state_rows
 from compute_plane.executor.step_headers import PieceArrays, StepHeaders
 from compute_plane.executor.token_layout import PoolShape
-from kernels.cpu.attention_items import attention_items, share_long_contexts
+from kernels.cpu.attention_items import ContextSharing, attention_items, share_long_contexts
 from kernels.cpu.sample_record import SampleWord
 
 Words = npt.NDArray[np.int64]
@@ -94,17 +94,15 @@ class DecodeSteps:
         headers: StepHeaders,
         *,
         group: int,
-        num_kv_heads: int,
         chunk_heads: int,
-        num_threads: int,
+        sharing: ContextSharing,
         most_rows: int,
         tells_prompts_apart: bool,
     ) -> None:
         self._shape = shape
         self._headers = headers.others()
         self._group = group
-        self._num_kv_heads, self._chunk_heads = num_kv_heads, chunk_heads
-        self._num_threads = num_threads
+        self._chunk_heads, self._sharing = chunk_heads, sharing
         self._most_rows = most_rows
         self._tells_prompts_apart = tells_prompts_apart
         self._checks = DecodeChecks(shape, ANY_LENGTH, None, most_rows)
@@ -159,13 +157,7 @@ class DecodeSteps:
 
     def _describe_tokens(self, batch: ExecutionBatch, run: _Run, num_rows: int) -> None:
         """Bring the header of the tokens up to date."""
-        items, merges = share_long_contexts(
-            run.items,
-            batch.positions,
-            block_size=self._shape.block_size,
-            num_kv_heads=self._num_kv_heads,
-            num_threads=self._num_threads,
-        )
+        items, merges = share_long_contexts(run.items, batch.positions, self._sharing)
         before = self._described
         if (
             before is not None

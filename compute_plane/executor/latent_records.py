@@ -23,7 +23,7 @@ from compute_plane.executor.product_records import (
 )
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.model.rope import attention_factors, inverse_frequencies
-from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
+from kernels.cpu.attention_items import most_shared_items, rows_per_item
 from kernels.cpu.attention_sizes import (
     ROW_BLOCK,
     attention_partial_floats,
@@ -133,7 +133,8 @@ class LatentRecords:
         self._queries = floats(max_rows * heads * of.row_size)
         self._attended = floats(max_rows * heads * of.rank)
         self._given = floats(max_rows * spec.attended_size)
-        self._partials = floats(MAX_SHARED_ITEMS * attention_partial_floats(heads, of.rank))
+        most = most_shared_items(spec.context_length, pool.block_size)
+        self._partials = floats(most * attention_partial_floats(heads, of.rank))
         # One behind the other: rows of a head begin max_rows rows behind those of the one before.
         self.rows = RowBuffers(arena, max_rows * heads, max(of.plain, of.rank))
         self.before = [self._rope_angles(half)]

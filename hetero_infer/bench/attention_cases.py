@@ -18,7 +18,12 @@ from hetero_infer.bench.kernel_cases import (
 )
 from hetero_infer.bench.kernel_workbench import Workbench
 from kernels.cpu.attention import merge_attention
-from kernels.cpu.attention_items import attention_items, rows_per_item, share_long_contexts
+from kernels.cpu.attention_items import (
+    ContextSharing,
+    attention_items,
+    rows_per_item,
+    share_long_contexts,
+)
 from kernels.cpu.attention_sizes import (
     attention_partial_floats,
     attention_scratch_bytes,
@@ -85,9 +90,7 @@ def _prepare_attention(
     items, merges = share_long_contexts(
         attention_items(np.full(num_rows, query_len, np.int32), GROUP),
         positions,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=KV_HEADS,
-        num_threads=bench.team.num_threads,
+        ContextSharing(BLOCK_SIZE, KV_HEADS, bench.team.num_threads),
     )
     tables = bench.random.permutation(num_rows * width).astype(np.int32)
     operands: Mapping[int, int] = {

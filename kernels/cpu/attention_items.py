@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,8 +16,9 @@ ITEM_ROWS: Final = 3 * ROW_BLOCK
 cache; the fewer, the more threads can share a prompt."""
 WORK_A_THREAD: Final = 4
 """Pieces of work a thread should find, at least: with fewer, long contexts are shared."""
-MAX_SHARED_ITEMS: Final = 256
-"""Items of a piece in which contexts are shared, at most: so many partials need room."""
+SHARED_ITEMS: Final = 256
+"""Items of a piece in which contexts are shared, at most: so many partials need room. More where a
+single context may have more segments (`most_shared_items`)."""
 
 NO_MERGES: Final = np.zeros((0, 4), np.int32)
 NO_MERGES.flags.writeable = False
@@ -30,6 +32,15 @@ def tokens_per_item(group: int) -> int:
 def rows_per_item(group: int) -> int:
     """Return the rows of the largest item, for `attention_scratch_bytes`."""
     return group * tokens_per_item(group)
+
+
+def most_shared_items(context_length: int, block_size: int) -> int:
+    """Return the most items of a piece in which contexts are shared: those of two of the longest.
+
+    `context_length`: tokens of the longest sequence.
+    """
+    longest = num_segments(np.array([context_length - 1]), block_size)
+    return max(SHARED_ITEMS, 2 * int(longest[0]))
 
 
 def attention_items(query_lens: Int32Array, group: int) -> Int32Array:
@@ -55,23 +66,39 @@ def attention_items(query_lens: Int32Array, group: int) -> Int32Array:
     return items
 
 
+@dataclass(frozen=True, slots=True)
+class ContextSharing:
+    """What decides whether threads share contexts: `num_threads` of them, and what they share.
+
+    `most_items`: of a piece, once contexts are shared.
+    """
+
+    block_size: int
+    num_kv_heads: int
+    num_threads: int
+    most_items: int = SHARED_ITEMS
+
+
 def share_long_contexts(
-    items: Int32Array, positions: Int32Array, *, block_size: int, num_kv_heads: int,
-    num_threads: int,
-) -> tuple[Int32Array, Int32Array]:  # fmt: skip
+    items: Int32Array, positions: Int32Array, sharing: ContextSharing
+) -> tuple[Int32Array, Int32Array]:
     """Return items [I', 4] and merges [R, 4] in which threads share contexts, if that helps.
 
     Where there is little work, an item of one token with several segments becomes an item for each
-    segment, and a merge (`kernels.cpu.operands.Merge`). The bits of the result are the
-    same. `positions`: [T] of the piece.
+    segment, and a merge (`kernels.cpu.operands.Merge`), the longest first, as long as there is
+    room. The bits of the result are the same. `positions`: [T] of the piece.
     """
-    if len(items) * num_kv_heads >= WORK_A_THREAD * num_threads or num_threads == 1:
+    block_size, num_threads = sharing.block_size, sharing.num_threads
+    if len(items) * sharing.num_kv_heads >= WORK_A_THREAD * num_threads or num_threads == 1:
         return items, NO_MERGES
     if positions.max() < shortest_shared(block_size):
         return items, NO_MERGES
     segments = np.where(items[:, 1] == 1, num_segments(positions[items[:, 0]], block_size), 1)
+    longest_first = np.argsort(-segments, kind="stable")
+    num_items = len(items) + np.cumsum(segments[longest_first] - 1)
+    segments[longest_first[num_items > sharing.most_items]] = 1
     ends = np.cumsum(segments)
-    if ends[-1] == len(items) or ends[-1] > MAX_SHARED_ITEMS:
+    if ends[-1] == len(items):
         return items, NO_MERGES
     shared = np.repeat(items, segments, axis=0)
     firsts = ends - segments

@@ -27,7 +27,7 @@ from compute_plane.memory.state_pool import make_states
 from compute_plane.model.latents import Latents
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
-from kernels.cpu.attention_items import MAX_SHARED_ITEMS, num_segments
+from kernels.cpu.attention_items import SHARED_ITEMS, num_segments
 from kernels.cpu.latent_operands import HEAD_CALL_BYTES
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
@@ -48,7 +48,7 @@ GUARD = 0xA5
 BLOCK_SIZE = 16
 NUM_BLOCKS = 256
 MAX_TOKENS = 2 * PIECE_TOKENS
-LONGEST = MAX_SHARED_ITEMS * 1024
+LONGEST = SHARED_ITEMS * 1024
 """Tokens of as many segments as can be shared."""
 
 SPEC = tiny_spec(quantisable=True)
@@ -167,7 +167,7 @@ def run_largest_steps(executor: CpuExecutor) -> None:
 
 
 def test_the_longest_context_has_as_many_segments_as_can_be_shared() -> None:
-    assert num_segments(np.array([LONGEST - 1]), BLOCK_SIZE).tolist() == [MAX_SHARED_ITEMS]
+    assert num_segments(np.array([LONGEST - 1]), BLOCK_SIZE).tolist() == [SHARED_ITEMS]
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -29,7 +29,12 @@ if __name__ == "__main__":  # before anything is emitted
     prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
 
 from kernels.cpu.attention import merge_attention
-from kernels.cpu.attention_items import attention_items, rows_per_item, share_long_contexts
+from kernels.cpu.attention_items import (
+    ContextSharing,
+    attention_items,
+    rows_per_item,
+    share_long_contexts,
+)
 from kernels.cpu.attention_sizes import (
     attention_partial_floats,
     attention_scratch_bytes,
@@ -180,9 +185,10 @@ class Setting:
         layout, query_lens = self.layout, np.asarray(query_lens, np.int32)
         positions = positions.astype(np.int32)
         items, merges = share_long_contexts(
-            attention_items(query_lens, self.group), positions, block_size=layout.block_size,
-            num_kv_heads=self.work_heads, num_threads=threads,
-        )  # fmt: skip
+            attention_items(query_lens, self.group),
+            positions,
+            ContextSharing(layout.block_size, self.work_heads, threads),
+        )
         num_tokens = int(query_lens.sum())
         width = self.num_heads * layout.own_value_dim
         out = np.full((num_tokens, width), np.nan, np.float32)

@@ -5,7 +5,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kernels.cpu.attention_items import attention_items, share_long_contexts, tokens_per_item
+from kernels.cpu.attention_items import (
+    SHARED_ITEMS,
+    ContextSharing,
+    attention_items,
+    most_shared_items,
+    share_long_contexts,
+    tokens_per_item,
+)
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.kv_layout import VALUE_BYTES
 from tests.kernels.cpu.attention_driver import Case, make_case
@@ -135,9 +142,7 @@ def test_only_long_contexts_of_small_steps_are_shared() -> None:
     items = attention_items(np.ones(2, np.int32), 3)
 
     def share(threads: int) -> tuple[list[list[int]], list[list[int]]]:
-        shared, merges = share_long_contexts(
-            items, positions, block_size=16, num_kv_heads=3, num_threads=threads
-        )
+        shared, merges = share_long_contexts(items, positions, ContextSharing(16, 3, threads))
         return shared.tolist(), merges.tolist()
 
     assert share(1) == (items.tolist(), [])
@@ -147,6 +152,30 @@ def test_only_long_contexts_of_small_steps_are_shared() -> None:
     )
     positions[0] = 900
     assert share(2) == (items.tolist(), [])
+
+
+def test_threads_share_contexts_of_any_length_the_longest_first() -> None:
+    def share(*lengths: int, most: int = SHARED_ITEMS) -> list[int]:
+        """How many items each context becomes."""
+        shared, merges = share_long_contexts(
+            attention_items(np.ones(len(lengths), np.int32), 3),
+            np.array(lengths, np.int32) - 1,
+            ContextSharing(16, 8, 64, most),
+        )
+        assert len(shared) <= most
+        assert [entry[2] for entry in merges.tolist()] == [
+            count for count in np.bincount(shared[:, 2]).tolist() if count > 1
+        ]
+        counts: list[int] = np.bincount(shared[:, 2]).tolist()
+        return counts
+
+    assert share(1 << 18) == [256]
+    assert share((1 << 18) + 1) == [1]
+    assert share((1 << 18) + 1, most=most_shared_items(1 << 20, 16)) == [257]
+    assert share(1 << 20, 1 << 20, most=most_shared_items(1 << 20, 16)) == [1024, 1024]
+    # From the first one on that there is no room for they are left whole, and not all of them.
+    assert share(90_000, 131_073, 90_000, 500, 30_000) == [88, 129, 1, 1, 1]
+    assert most_shared_items(4096, 16) == SHARED_ITEMS
 
 
 @pytest.mark.slow
