@@ -10,14 +10,17 @@ A format is what a stored integer q stands for, and how many neighbouring weight
     Q8_0        q · d            d                                            8.5    8.25    8.125
     Q8_Z        (q − z) · d      d, z of 8 bits                               8.75   8.375   8.1875
     MXFP4       f(q) · 2^(s−127) s of 8 bits                                  4.25
+    FP8         f(q) · s         s of 32 bits                                 9               8.25
 
-d and m are float16; the integers of eight bits are signed, z too; f(q) is a float of four bits
-(`four_bit_floats`). Q4_0, Q4_1, Q8_0 and MXFP4 with spans of 32 are GGUF's. Group-wise checkpoints
-have larger groups, and where theirs are not symmetric, whole zero points: Q4_Z keeps those as they
-are, which is exact and takes fewer bits than the float16 minimum −z · d would, that is not. Nothing
-pays for a zero point that it has not. A group larger than 128 is stored as spans of 128: at 4 bits,
-a span of 256 would save 1.5 % more of the bytes, and a matrix seldom has a number of them that
-warps can share evenly.
+d and m are float16, the s of FP8 is float32; the integers of eight bits are signed, z too; f(q) is
+a float of four bits (`four_bit_floats`) or of eight (`eight_bit_floats`). Q4_0, Q4_1, Q8_0 and
+MXFP4 with spans of 32 are GGUF's. Group-wise checkpoints have larger groups, and where theirs are
+not symmetric, whole zero points: Q4_Z keeps those as they are, which is exact and takes fewer bits
+than the float16 minimum −z · d would, that is not. Nothing pays for a zero point that it has not. A
+group larger than 128 is stored as spans of 128: at 4 bits, a span of 256 would save 1.5 % more of
+the bytes, and a matrix seldom has a number of them that warps can share evenly. Checkpoints of
+float8 have blocks of 128, or one scale for a whole row, and nearly all of them multiples of 128
+inputs; what is left has spans of 32, and none of 64.
 
 A label is the kind's name, and the span behind it where that is not 32: Q4_0, Q4_0_G128.
 """
@@ -41,18 +44,16 @@ VECTOR_BYTES: Final = 512
 """Of a warp: 16 bytes a lane."""
 LINE_BYTES: Final = 128
 """Of the caches: where every panel begins."""
-SCALE_BYTES: Final = 2
-"""Of a scale and of a minimum, float16."""
-EXPONENT_BYTES: Final = 1
-"""Of a scale that is a power of two."""
+SCALE_BYTES: Final = {"float16": 2, "exponent": 1, "float32": 4}
+"""Of a scale, and of a minimum, by how it is stored; an exponent is that of a power of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """A format: `kind` as in the table, `bits` a weight, less `offset`; `span` as above.
 
-    `has_minimum`, `has_zeros`: whether m and z are there. `is_float`: q stands for a float, and the
-    scale is a power of two.
+    `has_minimum`, `has_zeros`: whether m and z are there. `is_float`: q stands for a float.
+    `scale`: how d or s is stored, as in `SCALE_BYTES`.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class WeightFormat:
     has_minimum: bool = False
     has_zeros: bool = False
     is_float: bool = False
+    scale: str = "float16"
     span: int = TILE_INPUTS
 
     @property
@@ -86,9 +88,7 @@ class WeightFormat:
     @property
     def group_bytes(self) -> int:
         """Bytes of the scales and minima that the four rows of a lane have for a span."""
-        if self.is_float:
-            return 4 * EXPONENT_BYTES
-        return 4 * SCALE_BYTES * (2 if self.has_minimum else 1)
+        return 4 * SCALE_BYTES[self.scale] * (2 if self.has_minimum else 1)
 
     @property
     def zeros_at(self) -> int:
@@ -128,7 +128,8 @@ FORMATS: Final[Mapping[str, WeightFormat]] = {
         WeightFormat("Q4_1", 4, has_minimum=True),
         *(WeightFormat("Q4_Z", 4, has_zeros=True, span=span) for span in SPANS),
         *(WeightFormat("Q8_Z", 8, has_zeros=True, span=span) for span in SPANS),
-        WeightFormat("MXFP4", 4, is_float=True),
+        WeightFormat("MXFP4", 4, is_float=True, scale="exponent"),
+        *(WeightFormat("FP8", 8, is_float=True, scale="float32", span=span) for span in (32, 128)),
     )
 }
 """By label."""

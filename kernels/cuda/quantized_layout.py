@@ -31,13 +31,15 @@ x[row, 32·tile + 8·quad].
     MXFP4    the same, but for where the bits of its codes stand (`four_bit_floats`)
     8 bits   1024 bytes: twice 512, for rows i = 0, 1 and for i = 2, 3;
              a lane's words are (i, e = 0 … 3), (i, e = 4 … 7), (i + 1, …), (i + 1, …),
-             bytes 0 1 2 3 of a word being e = 0 2 1 3: halves of 16 bits are pairs again
+             bytes 0 1 2 3 of a word being e = 0 2 1 3: halves of 16 bits are pairs again.
+             So do the codes of FP8
 
     a span   64 bytes: group 0 │ … │ group 7, float16 d of i = 0 … 3 each;
     Q4_1     behind the four d's of a group its four minima m: 128 bytes
     Q4_Z     behind all d's 16 bytes: group 0 │ … │ group 7, 16 bits each, z of row i at bit 4·i
     Q8_Z     behind all d's 32 bytes: group 0 │ … │ group 7, a byte each for z of i = 0 … 3
     MXFP4    32 bytes: group 0 │ … │ group 7, a byte s of i = 0 … 3 each
+    FP8      128 bytes: the same of float32
 
 The last panel of a matrix whose N is no multiple of 32 is filled up with rows of zeros.
 """
@@ -50,7 +52,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cuda import four_bit_floats
+from kernels.cuda import eight_bit_floats, four_bit_floats
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_formats import (
     PANEL_ROWS,
@@ -68,15 +70,18 @@ PACKED_AT_ONCE: Final = 1 << 18
 """Weights turned at a time: what lies between file and device stays in the caches."""
 _PLACES: Final = np.arange(0, 16, 4, dtype="<u2")
 """Of four zero points in 16 bits."""
+_FLOAT_SCALES: Final = {"exponent": "u1", "float32": "<f4"}
+"""Types of the scales of floats."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
     """A matrix taken apart.
 
-    `quants`: [N, K], int8, the offset taken off; of floats what they are, doubled. `scales`:
-    float16 [N, K / span]; of floats float32, half of what they are stored as. `minima`, `zeros`
-    (int8): the same shape, or None where the format has none.
+    `quants`: [N, K], int8, the offset taken off; of floats of four bits what they are, doubled, of
+    eight bits what they are, float32. `scales`: float16 [N, K / span]; of floats float32, for four
+    bits half of what they are stored as. `minima`, `zeros` (int8): the same shape, or None where
+    the format has none.
     """
 
     quants: Array
@@ -88,7 +93,7 @@ class QuantizedMatrix:
     def multiplied(self) -> Array:
         """What scales are multiplied with, as `kernels.reference.quantized_matmul` wants it.
 
-        [N, K], int8 or int16: zero points are taken off.
+        [N, K], int8, int16 or float32: zero points are taken off.
         """
         if self.zeros is None:
             return self.quants
@@ -121,7 +126,8 @@ def pack_rows(label: str, rows: UInt8Array, num_inputs: int) -> UInt8Array:
 def pack_matrix(label: str, matrix: QuantizedMatrix) -> UInt8Array:
     """Lay out a matrix whose scales are each of a span, or of a multiple up to a whole row.
 
-    Returns uint8 [packed_bytes]. Scales are rounded to float16. Raises UnsupportedVariantError.
+    Returns uint8 [packed_bytes]. Scales are rounded to what the format has. Raises
+    UnsupportedVariantError.
     """
     fmt = weight_format(label)
     num_outputs, num_inputs = matrix.quants.shape
@@ -140,10 +146,12 @@ def pack_matrix(label: str, matrix: QuantizedMatrix) -> UInt8Array:
     blocks = np.empty((num_outputs, num_inputs // TILE_INPUTS), _block_type(fmt))
     repeats = blocks.shape[1] // num_scales
     if fmt.is_float:
-        blocks["s"] = np.repeat(four_bit_floats.exponents_of(matrix.scales), repeats, axis=1)
-        blocks["q"] = _in_nibbles(
-            four_bit_floats.codes_of(matrix.quants).reshape(*blocks.shape, TILE_INPUTS)
-        )
+        scales, floats = matrix.scales, four_bit_floats if fmt.bits == 4 else eight_bit_floats
+        if fmt.scale == "exponent":
+            scales = four_bit_floats.exponents_of(scales)
+        codes = floats.codes_of(matrix.quants).reshape(*blocks.shape, TILE_INPUTS)
+        blocks["s"] = np.repeat(scales, repeats, axis=1)
+        blocks["q"] = _in_nibbles(codes) if fmt.bits == 4 else codes
         _fill(fmt, blocks, _panels(fmt, packed, num_inputs))
         return packed
     lowest = -fmt.offset if fmt.bits == 4 else -128
@@ -177,13 +185,14 @@ def unpack_matrix(
     else:
         words = _swap_middle_bytes(panels["words"])
         stored = np.ascontiguousarray(words.transpose(0, 2, 5, 3, 1, 4, 6)).view(np.uint8)
-    quants = stored.reshape(-1, num_inputs)[:num_outputs].view(np.int8)
+    stored = stored.reshape(-1, num_inputs)[:num_outputs]
     if fmt.is_float:
-        exponents = panels["spans"]["numbers"].transpose(0, 3, 2, 1)  # panel, i, group, span
-        exponents = exponents.reshape(-1, num_inputs // fmt.span)[:num_outputs]
-        return QuantizedMatrix(
-            four_bit_floats.DOUBLED[quants], four_bit_floats.half_scales(exponents)
-        )
+        scales = panels["spans"]["numbers"].transpose(0, 3, 2, 1)  # panel, i, group, span
+        scales = scales.reshape(-1, num_inputs // fmt.span)[:num_outputs]
+        if fmt.bits == 8:
+            return QuantizedMatrix(eight_bit_floats.VALUES[stored], scales)
+        return QuantizedMatrix(four_bit_floats.DOUBLED[stored], four_bit_floats.half_scales(scales))
+    quants = stored.view(np.int8)
     numbers = panels["spans"]["numbers"].transpose(3, 0, 4, 2, 1)  # d | m, panel, i, group, span
     d, *m = numbers.reshape(len(numbers), -1, num_inputs // fmt.span)[:, :num_outputs]
     zeros = None
@@ -202,7 +211,7 @@ def _block_type(fmt: WeightFormat) -> np.dtype[Any]:
     zero = [("z", "i1")] if fmt.has_zeros else []
     weights = ("q", "u1", TILE_INPUTS * fmt.bits // 8)
     if fmt.is_float:
-        return np.dtype([("s", "u1"), weights])
+        return np.dtype([("s", _FLOAT_SCALES[fmt.scale]), weights])
     return np.dtype([("d", "<f2"), *minimum, *zero, weights])
 
 
@@ -216,7 +225,7 @@ def _panels(fmt: WeightFormat, packed: UInt8Array, num_inputs: int) -> Array:
     words = (8, 4, 4) if fmt.bits == 4 else (2, 8, 4, 2, 2)
     span: list[Any] = [("numbers", "<f2", (8, 2 if fmt.has_minimum else 1, 4))]
     if fmt.is_float:
-        span = [("numbers", "u1", (8, 4))]
+        span = [("numbers", _FLOAT_SCALES[fmt.scale], (8, 4))]
     if fmt.has_zeros:
         span.append(("zeros", "<u2", (8,)) if fmt.bits == 4 else ("zeros", "i1", (8, 4)))
     num_spans = num_inputs // fmt.span

@@ -17,13 +17,14 @@ has 8 / strands panels. With 4 strands of 14 spans:
     panel 2·b + 1  warp 4    warp 5    warp 6    warp 7
 
 Scales. The products of a span, the k's that share a scale, are summed with the bare integers or
-floats of four bits, which bfloat16 and float16 hold exactly; the sum is multiplied once by its d,
-in float32. Scaling the fragments instead would round every weight to 16 bits (2⁻⁹ in bfloat16), and
-take 16 instructions on pairs a tile where the sums take 8 a span at 8 rows of x, 2 a tile if a span
-has four. A zero point is taken off while the weights are widened, by the instruction that takes off
-a constant anyway (of 8 bits by one more): differences of integers are exact too. The minimum of
-Q4_1 is no integer: it is multiplied with the sum of x's k's, which is the product with a tile of
-ones, two tensor instructions more for both tiles of W, and no lane has to ask another for anything.
+floats of four or eight bits, which bfloat16 and float16 hold exactly; the sum is multiplied once by
+its d, in float32. Scaling the fragments instead would round every weight to 16 bits (2⁻⁹ in
+bfloat16), and take 16 instructions on pairs a tile where the sums take 8 a span at 8 rows of x, 2 a
+tile if a span has four. A zero point is taken off while the weights are widened, by the instruction
+that takes off a constant anyway (of 8 bits by one more): differences of integers are exact too. The
+minimum of Q4_1 is no integer: it is multiplied with the sum of x's k's, which is the product with a
+tile of ones, two tensor instructions more for both tiles of W, and no lane has to ask another for
+anything.
 
 What is in flight. By Little's law 4.8 TB/s over some 0.8 µs are 30 KB a multiprocessor. A lane
 keeps a *ring* of tiles on their way in registers: a tile is multiplied, then its registers are
@@ -59,6 +60,8 @@ instructions each, and the loop has, on 9.0:
     Q8_0_G128       1040          200         73         73
     Q8_Z_G128       1048          202         95         95
     MXFP4            544          105         76        109
+    FP8             1152          221         87         74
+    FP8_G128        1056          203         80         65
 
 44 of the 59 widen a lane's 32 weights in bfloat16: 16 to mask, 16 to take 136 off, 12 to shift, of
 which float16 needs 4. From some 32 rows on it is the tensor cores: 16 of their instructions a tile
@@ -275,6 +278,7 @@ def variants(*, every: bool) -> list[QuantizedMatmulVariant]:
         QuantizedMatmulVariant("Q4_0_G64", "bfloat16", 16),
         QuantizedMatmulVariant("Q4_1", "float16", 32),
         QuantizedMatmulVariant("Q4_Z_G128", "float16", 8),
+        QuantizedMatmulVariant("FP8_G128", "bfloat16", 8),
         QuantizedMatmulVariant("Q4_0", "bfloat16", 8, gates=True, activation="gelu"),
         QuantizedMatmulVariant(
             "Q4_1",

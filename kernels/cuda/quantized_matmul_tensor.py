@@ -29,14 +29,19 @@ from typing import TYPE_CHECKING
 from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
-from kernels.cuda.instructions.conversions import FULL_WARP, PAIR_CONVERSIONS
+from kernels.cuda.instructions.conversions import FULL_WARP, PAIR_CONVERSIONS, word_to_float32
 from kernels.cuda.instructions.early_launch import (
     fetch_ahead,
     let_next_begin,
     wait_for_previous,
 )
 from kernels.cuda.instructions.exact_float32 import multiply_add
-from kernels.cuda.instructions.small_floats import WIDEN_FLOATS, scale_of_exponent
+from kernels.cuda.instructions.small_floats import (
+    RAISED_SCALE,
+    WIDEN_FLOAT_BYTES,
+    WIDEN_FLOATS,
+    scale_of_exponent,
+)
 from kernels.cuda.instructions.small_integers import (
     READY_BYTES,
     READY_NIBBLES,
@@ -88,14 +93,16 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
     add_strands = make_add_strands(variant)
     ones = ONES[variant.dtype]
     multiply_tiles = MULTIPLY_TILES[variant.dtype]
+    has_exponents, has_wide_scales = fmt.scale == "exponent", fmt.scale == "float32"
     is_float, dtype = fmt.is_float, variant.dtype
     widen_nibbles = WIDEN_FLOATS[dtype] if is_float else WIDEN_NIBBLES[dtype, fmt.offset]
     widen_nibbles_less = WIDEN_NIBBLES_LESS[variant.dtype]
-    widen_bytes = WIDEN_BYTES[variant.dtype]
+    widen_bytes = WIDEN_FLOAT_BYTES[dtype] if is_float else WIDEN_BYTES[dtype]
+    raised_scale = RAISED_SCALE[dtype]
     widen_bytes_less = WIDEN_BYTES_LESS[variant.dtype]
     make_ready = READY_BYTES[variant.dtype] if is_bytes else READY_NIBBLES[variant.dtype]
-    load_scales = load_constant_word if is_float else load_constant_pair
-    if has_minimum:
+    load_scales = load_constant_word if has_exponents else load_constant_pair
+    if has_minimum or has_wide_scales:
         load_scales = load_constant_vector
     low, high = PAIR_CONVERSIONS["float16"].low, PAIR_CONVERSIONS["float16"].high
 
@@ -294,9 +301,11 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
                     ahead = tile + input_ring
                     ask_for_inputs(inputs, tile, x, inputs_at, ahead, ahead < tiles_left)
 
-                for i in range(4 if is_float else 0):
+                for i in range(4 if has_exponents else 0):
                     byte = scale_words[span, 0] >> uint32(8 * i) & uint32(255)
                     scales[i] = scale_of_exponent(byte)
+                for i in range(4 if has_wide_scales else 0):
+                    scales[i] = word_to_float32(scale_words[span, i]) * raised_scale
                 for half in range(0 if is_float else 2):
                     word = scale_words[span, half]
                     scales[2 * half], scales[2 * half + 1] = low(word), high(word)

@@ -38,9 +38,14 @@ from typing import Final
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.instructions.conversions import PAIR_CONVERSIONS
+from kernels.cuda.instructions.conversions import PAIR_CONVERSIONS, word_to_float32
 from kernels.cuda.instructions.exact_float32 import multiply_add
-from kernels.cuda.instructions.small_floats import WIDEN_FLOATS, scale_of_exponent
+from kernels.cuda.instructions.small_floats import (
+    RAISED_SCALE,
+    WIDEN_FLOAT_BYTES,
+    WIDEN_FLOATS,
+    scale_of_exponent,
+)
 from kernels.cuda.instructions.small_integers import WIDEN_BYTES, WIDEN_NIBBLES
 from kernels.cuda.instructions.vectors import load_constant_pair, load_word, store_vector
 from kernels.cuda.quantized_formats import (
@@ -110,7 +115,7 @@ def variants(*, every: bool) -> list[QuantizedRowsVariant]:
     """Return one of the variants, or every one there is."""
     if every:
         return [QuantizedRowsVariant(weights, dtype) for weights in FORMATS for dtype in DTYPES]
-    return [QuantizedRowsVariant("Q4_Z_G64", "bfloat16")]
+    return [QuantizedRowsVariant("Q4_Z_G64", "bfloat16"), QuantizedRowsVariant("FP8", "float16")]
 
 
 def make_quantized_rows(variant: QuantizedRowsVariant) -> Callable[..., None]:
@@ -120,9 +125,11 @@ def make_quantized_rows(variant: QuantizedRowsVariant) -> Callable[..., None]:
     span_tiles, zeros_at = fmt.span_tiles, fmt.zeros_at
     num_spans = TILES // span_tiles
     has_minimum, has_zeros, is_bytes = fmt.has_minimum, fmt.has_zeros, fmt.bits == 8
+    has_exponents, has_wide_scales = fmt.scale == "exponent", fmt.scale == "float32"
     is_float, dtype = fmt.is_float, variant.dtype
     widen_nibbles = WIDEN_FLOATS[dtype] if is_float else WIDEN_NIBBLES[dtype, fmt.offset]
-    widen_bytes = WIDEN_BYTES[variant.dtype]
+    widen_bytes = WIDEN_FLOAT_BYTES[dtype] if is_float else WIDEN_BYTES[dtype]
+    raised_scale = RAISED_SCALE[dtype]
     half = PAIR_CONVERSIONS["float16"]
     low_half, high_half = half.low, half.high
     element = PAIR_CONVERSIONS[variant.dtype]
@@ -151,7 +158,9 @@ def make_quantized_rows(variant: QuantizedRowsVariant) -> Callable[..., None]:
             tile_at = panel_at + first_tile * tile_bytes + (4 * group + quad) * 16
             span_at = panel_at + weight_bytes + first_tile // span_tiles * span_bytes
             scale_at = span_at + group * group_bytes
-            if not is_float:
+            if has_wide_scales:
+                scale_at += i * 4
+            elif not has_exponents:
                 scale_at += i // 2 * 4
             words = cuda.local.array((TILES, 4), uint32)
             scale_words = cuda.local.array(num_spans, uint32)
@@ -178,9 +187,11 @@ def make_quantized_rows(variant: QuantizedRowsVariant) -> Callable[..., None]:
 
             pairs = cuda.local.array((1, 4), uint32)
             for span in range(num_spans):
-                if is_float:
+                if has_exponents:
                     byte = scale_words[span] >> uint32(8 * i) & uint32(255)
                     scale = scale_of_exponent(byte)
+                elif has_wide_scales:
+                    scale = word_to_float32(scale_words[span]) * raised_scale
                 else:
                     scale = low_half(scale_words[span])
                     if i % 2 == 1:

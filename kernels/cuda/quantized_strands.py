@@ -19,11 +19,11 @@ type, so W is unpacked into scratch memory and read again. With b bytes a packed
     unpacked    b + 2 + 2            W read, 16 bits written, 16 bits read
 
 Whichever moves fewer bytes is taken: the kernel up to 256 rows of Q4_0 (b = 0.5625), 224 of Q4_1
-(0.625) and Q4_Z (0.578), 128 of Q8_0 (1.0625); with larger spans up to 256 and 128. Blocks side by
-side find much of W in the second cache, so the kernel moves fewer bytes than that; but from 32 rows
-on a pass is bound by the tensor cores and takes about as long as reading Q4_0 from memory does,
-while the library has instructions for many rows that the kernel has not. The number is M's alone:
-it decides about bits, for what is unpacked is rounded to x's type.
+(0.625) and Q4_Z (0.578), 128 of Q8_0 (1.0625) and FP8 (1.125); with larger spans up to 256 and 128.
+Blocks side by side find much of W in the second cache, so the kernel moves fewer bytes than that;
+but from 32 rows on a pass is bound by the tensor cores and takes about as long as reading Q4_0 from
+memory does, while the library has instructions for many rows that the kernel has not. The number is
+M's alone: it decides about bits, for what is unpacked is rounded to x's type.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from kernels.cuda.instructions.placed_bytes import (
     PLACE_WORDS,
     PLACINGS,
 )
+from kernels.cuda.instructions.small_floats import RAISED_SCALE, WIDEN_FLOAT_BYTES
 from kernels.cuda.variant import Expectation
 from kernels.reference.quantized_kv import from_float8, to_float8
 from tests import ptx
@@ -64,8 +65,11 @@ def words_of(request):
     ("dtype", "to_float32"),
     [("bfloat16", tensor.widen_bfloat16), ("float16", tensor.widen_float16)],
 )
-def test_every_float8_is_itself(dtype, to_float32, words_of):
-    widen_float8 = WIDEN_FLOAT8[dtype]
+@pytest.mark.parametrize("instructions", [WIDEN_FLOAT8, WIDEN_FLOAT_BYTES], ids=["kv", "weights"])
+def test_every_float8_is_itself(dtype, to_float32, words_of, instructions):
+    """One of weights, but for what its scale is raised by."""
+    widen_float8 = instructions[dtype]
+    raised = RAISED_SCALE[dtype] if instructions is WIDEN_FLOAT_BYTES else 1
 
     def widens(out, words):
         pairs = cuda.local.array((1, 4), uint32)
@@ -74,7 +78,7 @@ def test_every_float8_is_itself(dtype, to_float32, words_of):
         for j in range(4):
             out[4 * cuda.threadIdx.x + j] = pairs[0, j]
 
-    found = to_float32(words_of(widens).view(np.uint16)).reshape(64, 4, 2)
+    found = to_float32(words_of(widens).view(np.uint16)).reshape(64, 4, 2) * raised
     expected = from_float8(CODES).reshape(64, 4)
     is_number = ~np.isnan(expected)
     for half, sign in enumerate((1, -1)):

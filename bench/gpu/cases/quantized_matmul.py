@@ -17,6 +17,7 @@ import numpy as np
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from kernels.cuda.activation import SILU
 from kernels.cuda.dense_matmul import DenseMatmulVariant
+from kernels.cuda.eight_bit_floats import VALUES
 from kernels.cuda.four_bit_floats import DOUBLED
 from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS
 from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
@@ -160,6 +161,8 @@ def draw_matrix(
     """Draw a matrix [N, K] whose products with normally distributed rows are of size 1."""
     fmt = FORMATS[label]
     shape, num_inputs = (num_outputs, num_spans), fmt.span * num_spans
+    if fmt.is_float and fmt.bits == 8:
+        return _draw_float8(rng, shape, num_inputs)
     if fmt.is_float:
         wide = rng.choice(DOUBLED, (num_outputs, num_inputs))
         powers = rng.integers(-6, -2, shape)  # times 3 or so, the size of what is scaled
@@ -178,6 +181,18 @@ def draw_matrix(
         None if minima is None else minima.astype(np.float16),
         rng.integers(lowest, highest, shape, np.int8) if fmt.has_zeros else None,
     )
+
+
+def _draw_float8(
+    rng: np.random.Generator, shape: tuple[int, int], num_inputs: int
+) -> QuantizedMatrix:
+    """Draw codes up to a largest one for each row, subnormal or any, and scales that fit them."""
+    below = rng.choice([8, 16, 64, 127], (shape[0], 1))
+    magnitudes = rng.integers(0, below, (shape[0], num_inputs), np.uint8)
+    values = VALUES[magnitudes | rng.choice(np.array([0, 128], np.uint8), magnitudes.shape)]
+    size = np.sqrt(np.square(values).sum(axis=1, keepdims=True))
+    scales = rng.uniform(0.2, 2.0, shape) * rng.choice([-1, 1], shape) / size
+    return QuantizedMatrix(values, scales.astype(np.float32))
 
 
 def packed_in_poison(label: str, matrix: QuantizedMatrix) -> Array:

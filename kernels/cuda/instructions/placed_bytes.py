@@ -30,6 +30,7 @@ takes the bytes of two words apart, as values need it, or one less for int8 at e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,16 +101,25 @@ def _columns(placing: Placing) -> Intrinsic:
     return instruction(types.uint32, [types.uint32] * 3, emit)
 
 
+def placed_words(at: Emitter, placing: Placing, words: Sequence[Value]) -> list[Value]:
+    """Write the bytes 0 and 2 of the first word, its bytes 1 and 3, and those of the second."""
+    pairs = []
+    for j in range(4):
+        word, odd = words[j // 2], j % 2
+        if placing.shift:  # needs the signs
+            selector = ir.Constant(I32, 0xA280 + odd * NEXT_COLUMN)
+            word = _chosen(at, word, word, selector)
+        elif odd:
+            word = at.builder.lshr(word, ir.Constant(I32, 8))
+        pairs.append(_placed(at, placing, word))
+    return pairs
+
+
 def _words(placing: Placing) -> Intrinsic:
     def emit(at: Emitter) -> Value:
-        for j, register in enumerate(at.row(0, 1, 4)):
-            word, odd = at.arguments[2 + j // 2], j % 2
-            if placing.shift:  # needs the signs
-                selector = ir.Constant(I32, 0xA280 + odd * NEXT_COLUMN)
-                word = _chosen(at, word, word, selector)
-            elif odd:
-                word = at.builder.lshr(word, ir.Constant(I32, 8))
-            at.builder.store(_placed(at, placing, word), register)
+        pairs = placed_words(at, placing, at.arguments[2:4])
+        for pair, register in zip(pairs, at.row(0, 1, 4), strict=True):
+            at.builder.store(pair, register)
         return at.nothing()
 
     return instruction(types.void, [None, None, types.uint32, types.uint32], emit)

@@ -95,7 +95,8 @@ def test_rows_of_float16_are_multiplied_in_float16() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "dtype"), [("Q8_0", torch.bfloat16), ("Q8_Z_G64", torch.float32)]
+    ("label", "dtype"),
+    [("Q8_0", torch.bfloat16), ("Q8_Z_G64", torch.float32), ("FP8", torch.bfloat16)],
 )
 def test_many_rows_are_multiplied_with_unpacked_weights_a_run_of_panels_at_a_time(
     label: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -125,7 +126,7 @@ def test_a_bias_is_added_however_many_rows_there_are(num_rows: int) -> None:
 @pytest.mark.parametrize(
     ("label", "most"),
     [("Q4_0", 256), ("Q4_1", 224), ("Q8_0", 128), ("Q4_0_G128", 256), ("Q4_Z", 224),
-     ("Q4_Z_G128", 256), ("Q8_Z", 128), ("Q8_Z_G128", 128)],
+     ("Q4_Z_G128", 256), ("Q8_Z", 128), ("Q8_Z_G128", 128), ("FP8", 128), ("FP8_G128", 128)],
 )  # fmt: skip
 def test_the_kernel_is_taken_as_long_as_it_moves_fewer_bytes(label: str, most: int) -> None:
     assert most_rows_of(label) == most

@@ -131,7 +131,7 @@ def test_blocks_are_copied_to_and_from_far_places(run):
     assert faults(dataclasses.replace(case, arrays={**pools, "pairs": moved}), run) == []
 
 
-@pytest.mark.parametrize("weights", ["Q4_Z_G64", "Q8_0"])
+@pytest.mark.parametrize("weights", ["Q4_Z_G64", "Q8_0", "FP8"])
 def test_rows_of_far_panels_are_unpacked(weights, run):
     case = draw_cases(QuantizedRowsVariant(weights, "float16"))[1]
     panels = case.arrays["packed"].reshape(2, -1)

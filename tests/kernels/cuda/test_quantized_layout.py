@@ -9,6 +9,7 @@ import pytest
 
 from bench.gpu.cases.quantized_matmul import draw_matrix
 from compute_plane.model.dequantize import decode_rows
+from kernels.cuda.eight_bit_floats import FINITE
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.four_bit_floats import DOUBLED, placed, taken_up
 from kernels.cuda.quantized_formats import FORMATS, label_for, packed_bytes
@@ -18,10 +19,13 @@ from kernels.cuda.quantized_layout import (
     pack_rows,
     unpack_matrix,
 )
+from kernels.reference.quantized_kv import from_float8
 from kernels.reference.quantized_matmul import quantized_matmul
 
 NUMBERS = (("m", "<f2"), ("z", "i1"))
-BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q4_Z": 19, "Q8_Z": 35, "MXFP4": 17}
+BLOCK_BYTES = {
+    "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q4_Z": 19, "Q8_Z": 35, "MXFP4": 17, "FP8": 36
+}  # fmt: skip
 
 
 def draw_rows(label: str, num_outputs: int, num_spans: int) -> np.ndarray:
@@ -29,6 +33,11 @@ def draw_rows(label: str, num_outputs: int, num_spans: int) -> np.ndarray:
     fmt, rng = FORMATS[label], np.random.default_rng(num_outputs)
     num_blocks = num_spans * fmt.span_tiles
     blocks = rng.integers(0, 256, (num_outputs, num_blocks, BLOCK_BYTES[fmt.kind]), np.uint8)
+    if fmt.kind == "FP8":
+        blocks[..., 4:] = rng.choice(FINITE, blocks[..., 4:].shape)
+        scales = rng.standard_normal((num_outputs, num_spans, 1)).astype("<f4").view(np.uint8)
+        blocks[..., :4] = np.repeat(scales, fmt.span_tiles, axis=1)
+        return blocks.reshape(num_outputs, -1)
     if fmt.is_float:
         blocks[..., 0] = rng.integers(100, 150, blocks.shape[:2])
         return blocks.reshape(num_outputs, -1)
@@ -45,6 +54,9 @@ def draw_rows(label: str, num_outputs: int, num_spans: int) -> np.ndarray:
 def split_rows(label: str, rows: np.ndarray) -> QuantizedMatrix:
     """Take rows of blocks apart as model files have them, the numbers block by block."""
     fmt = FORMATS[label]
+    if fmt.kind == "FP8":
+        blocks = rows.view(np.dtype([("s", "<f4"), ("q", "u1", 32)]))
+        return QuantizedMatrix(from_float8(blocks["q"]).reshape(len(rows), -1), blocks["s"])
     if fmt.is_float:
         blocks = rows.reshape(len(rows), -1, BLOCK_BYTES[label])
         codes = np.concatenate([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], axis=-1)
@@ -168,6 +180,24 @@ def test_a_four_bit_float_lies_where_the_drawing_has_it():
     assert (np.delete(stored.reshape(-1), 32 + 4 * 5 + 2) == 127).all()
 
 
+@pytest.mark.parametrize("label", ["FP8", "FP8_G128"])
+def test_an_eight_bit_float_lies_where_the_drawing_has_it(label):
+    """Row 21 of the second panel: i = 2, group 5. k = 13: quad 1, e = 5."""
+    fmt = FORMATS[label]
+    quants, scales = np.zeros((64, 3 * fmt.span), np.float32), np.zeros((64, 3), np.float32)
+    quants[32 + 21, fmt.span + 13] = -0.75  # s, 0110, 100
+    scales[32 + 21, 1] = np.float32(1 / 3)
+
+    packed = pack_matrix(label, QuantizedMatrix(quants, scales)).reshape(2, -1)
+
+    expected = np.zeros_like(packed)
+    weights, spans = np.split(expected[1], [fmt.scales_at(3 * fmt.span)])
+    codes = weights.reshape(-1, 2, 32, 2, 2, 4)  # i // 2, lane, i % 2, word of e
+    codes[fmt.span_tiles, 1, 4 * 5 + 1, 0, 1, 2] = 0b1_0110_100
+    spans[128:256].view("<f4").reshape(8, 4)[5, 2] = np.float32(1 / 3)
+    np.testing.assert_array_equal(packed, expected)
+
+
 def test_every_word_of_codes_is_taken_up_as_it_was_placed():
     words = np.random.default_rng(0).integers(0, 2**32, 5000, np.uint32)
     np.testing.assert_array_equal(taken_up(placed(words)), words)
@@ -181,6 +211,7 @@ def test_every_panel_begins_with_a_line_and_has_the_bits_that_the_table_says(lab
         "Q4_Z": 4.625, "Q4_Z_G64": 4.3125, "Q4_Z_G128": 4.15625,
         "Q8_0": 8.5, "Q8_0_G64": 8.25, "Q8_0_G128": 8.125,
         "Q8_Z": 8.75, "Q8_Z_G64": 8.375, "Q8_Z_G128": 8.1875, "MXFP4": 4.25,
+        "FP8": 9, "FP8_G128": 8.25,
     }  # fmt: skip
     for num_inputs in (128, 2048, 4096, 11008, 14336):
         num_bytes = FORMATS[label].panel_bytes(num_inputs)
@@ -195,13 +226,16 @@ def test_the_span_is_the_largest_that_a_group_fills():
         "", "64", "", "128", "64", "128", "128", "128"
     ]  # fmt: skip
     assert label_for("Q4_1", 128) == "Q4_1"
+    assert [label_for("FP8", group) for group in (64, 192, 256)] == ["FP8", "FP8", "FP8_G128"]
     with pytest.raises(UnsupportedVariantError, match="group must be a multiple of 32 for Q4_0"):
         label_for("Q4_0", 16)
 
 
 @pytest.mark.parametrize(
-    ("label", "group"), [("Q4_1", 64), ("Q4_Z", 256), ("Q4_Z_G64", 128), ("Q8_0_G128", 256)]
-)
+    ("label", "group"),
+    [("Q4_1", 64), ("Q4_Z", 256), ("Q4_Z_G64", 128), ("Q8_0_G128", 256), ("FP8", 128),
+     ("FP8_G128", 256)],
+)  # fmt: skip
 def test_a_scale_for_more_than_a_span_is_repeated(label, group):
     rng, fmt = np.random.default_rng(1), FORMATS[label]
     quants = rng.integers(0, 16, (32, 256), np.int8)
@@ -255,6 +289,10 @@ def rows_with(label: str, block: int, byte: int, value: int):
         (lambda: pack_matrix("MXFP4", floats_of(5, 0.5)), "quants must be twice a float"),
         (lambda: pack_matrix("MXFP4", floats_of(4, 0.75)), "scales must be a power of two"),
         (lambda: pack_matrix("MXFP4", floats_of(4, 2.0**127)), "scales must be a power of two"),
+        (lambda: pack_matrix("FP8", floats_of(17, 0.5)), "be a float of eight bits, got 17"),
+        (lambda: pack_matrix("FP8", matrix_of(64, 1, highest=480)), "float of eight bits, got 480"),
+        (lambda: pack_rows("FP8_G128", rows_with("FP8_G128", 2, 3, 9), 256),
+         "s must be one for a span of 128, got"),
         (lambda: pack_matrix("Q4_0", matrix_of(64, 1, highest=8)), "quants must be between -8 "),
         (lambda: pack_matrix("Q8_0", matrix_of(64, 1, highest=128)), "between -128 and 127"),
         (lambda: pack_rows("Q8_0", np.zeros((1, 33), np.uint8), 32), "rows must be of 34 bytes"),
