@@ -17,10 +17,12 @@ from gguf.constants import GGMLQuantizationType as GgmlType
 
 from compute_plane.model import delta_net_layout, expert_layout, layout
 from compute_plane.model.assets import ModelAssets
+from compute_plane.model.group_blocks import BLOCK, block_type
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.recurrence_layout import CONVOLUTIONS
 from compute_plane.model.spec import ModelSpec
-from compute_plane.model.tensor import Float32Array, RawTensor, TensorFormat
+from compute_plane.model.tensor import Float32Array, RawTensor, TensorFormat, UInt8Array
+from kernels.reference.quantized_kv import LARGEST, to_float8
 
 NOWHERE: Final = Path("memory")
 MATRIX_SPREAD: Final = 0.15
@@ -31,6 +33,8 @@ ROUTER_SPREAD: Final = 0.3
 RATES: Final = (0.02, 2.0)
 """How fast states forget: some fast, some slowly."""
 NORMS: Final = (0.5, 1.5)
+FLOAT8_GROUP: Final = 128
+"""Weights that share a scale, as in most checkpoints; 32 where a row is no whole groups."""
 
 
 class DrawnSource:
@@ -64,6 +68,18 @@ def drawn_model(spec: ModelSpec, formats: Mapping[str, TensorFormat] | None = No
     return LoadedModel(spec, assets, DrawnSource(spec, formats or {}), NOWHERE, None)
 
 
+def float8_rows(rows: Float32Array, group: int) -> UInt8Array:
+    """Return rows [R, K] as blocks of FP8; so many neighbours of a row share a scale."""
+    groups = rows.reshape(len(rows), -1, group).astype(np.float32)
+    largest = np.abs(groups).max(axis=2, keepdims=True)
+    scales = np.where(largest > 0, largest / np.float32(LARGEST["float8"]), np.float32(1))
+    codes = to_float8(np.clip(groups / scales, -LARGEST["float8"], LARGEST["float8"]))
+    blocks = np.empty((len(rows), rows.shape[1] // BLOCK), block_type(8, has_zeros=False))
+    blocks["s"] = np.repeat(scales[..., 0], group // BLOCK, axis=1)
+    blocks["q"] = codes.reshape(*blocks.shape, BLOCK)
+    return blocks.view(np.uint8).reshape(len(rows), -1)
+
+
 def _drawn(name: str, shape: tuple[int, ...]) -> Float32Array:
     random = np.random.default_rng(zlib.crc32(name.encode()))
     if name.endswith(delta_net_layout.RATES):
@@ -90,5 +106,9 @@ def _stored(name: str, values: Float32Array, formats: Mapping[str, TensorFormat]
         found = (kind for part, kind in formats.items() if part in name)
         kind = next(found, TensorFormat.BF16)
     rows = values.reshape(-1, values.shape[-1])
+    if kind is TensorFormat.FP8:
+        group = FLOAT8_GROUP if rows.shape[1] % FLOAT8_GROUP == 0 else BLOCK
+        blocks = float8_rows(rows, group)
+        return RawTensor(name, name, NOWHERE, kind, values.shape, blocks, scale_group=group)
     stored = gguf.quants.quantize(rows, GgmlType[kind.label]).view(np.uint8)
     return RawTensor(name, name, NOWHERE, kind, values.shape, stored)

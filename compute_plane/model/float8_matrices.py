@@ -16,6 +16,7 @@ blocks of 32 inputs, each with its scale (`group_blocks`), made a run of rows at
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -51,6 +52,11 @@ class Float8Matrix:
         """[rows, bytes of a row]."""
         num_rows, num_inputs = self.codes.shape
         return num_rows, TensorFormat.FP8.row_bytes(num_inputs)
+
+    @property
+    def scale_group(self) -> int:
+        """How many neighbouring inputs have one scale wherever one looks, from input 0 on."""
+        return math.gcd(self.block[1], self.codes.shape[1])
 
     def __getitem__(self, which: Rows, /) -> UInt8Array:
         """Return some rows, uint8 [R, bytes of a row]."""
@@ -103,13 +109,15 @@ def take_float8_matrices(
             raise ModelFileError(codes.path, f"tensor {printable(scale_name)} is missing")
         for unused in UNUSED:
             tensors.pop(f"{module}.{unused}", None)
+        matrix = _matrix(codes, tensors.pop(scale_name), quantization)
         matrices[name] = RawTensor(
             name=name,
             stored_name=codes.name,
             path=codes.path,
             format=TensorFormat.FP8,
             shape=codes.shape,
-            stored=_matrix(codes, tensors.pop(scale_name), quantization),
+            stored=matrix,
+            scale_group=matrix.scale_group,
         )
     return matrices
 

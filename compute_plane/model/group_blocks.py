@@ -14,7 +14,8 @@ Nibbles lie as in GGUF (`compute_plane.model.dequantize`). float32 holds scales 
 their products with small integers, exactly.
 
 They run as the formats that have kernels, d being s as float16: exact for scales that float16
-holds, as most checkpoints' are. The last two are CUDA's, the others both executors':
+holds, as most checkpoints' are. The last two are CUDA's, the others both executors'. FP8 runs on
+CUDA as it is:
 
     INT4  → Q4_0
     UINT4 → Q4_1    m = −s · z as float16: off by 2⁻¹¹ of itself at most, and so by z / 2048 of a
@@ -39,6 +40,10 @@ _HALF: Final = BLOCK // 2
 _WORD: Final = np.dtype("<u8")
 _SIGNS: Final = np.uint64(0x8080808080808080)
 _SIGN: Final = np.uint8(0x80)
+_MAGNITUDE: Final = np.uint8(0x7F)
+_LARGEST_SCALE: Final = np.finfo(np.float32).max / 448
+"""With a larger one the largest E4M3 is no float32 any more."""
+_CHECKED_ROWS: Final = 64
 
 
 def _e4m3_values() -> Float32Array:
@@ -116,6 +121,17 @@ def decode_fp8(rows: UInt8Array, out: Float32Array) -> None:
     blocks = rows.view(block_type(8, has_zeros=False))
     values = out.reshape(*blocks.shape, BLOCK)
     np.multiply(_E4M3[blocks["q"]], blocks["s"][..., None], out=values)
+
+
+def are_fp8_finite(rows: UInt8Array) -> bool:
+    """Tell whether no code of rows of FP8 is NaN, and every code times its scale a float32."""
+    for first in range(0, len(rows), _CHECKED_ROWS):
+        part = np.ascontiguousarray(rows[first : first + _CHECKED_ROWS])
+        blocks = part.view(block_type(8, has_zeros=False))
+        has_nan = (blocks["q"] & _MAGNITUDE).max(initial=0) == _MAGNITUDE
+        if has_nan or not (np.abs(blocks["s"]) <= _LARGEST_SCALE).all():
+            return False
+    return True
 
 
 def decode_q4_z(rows: UInt8Array, out: Float32Array) -> None:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from compute_plane.model.dequantize import decode_rows
 from compute_plane.model.errors import ModelFileError, printable
 from compute_plane.model.group_blocks import (
+    are_fp8_finite,
     int4_to_q4_0,
     int8_to_q8_0,
     uint4_to_q4_1,
@@ -124,8 +125,11 @@ def convert_rows(
 def are_finite(rows: UInt8Array, stored: TensorFormat) -> bool:
     """Tell whether all weights of rows are finite; of quantised formats it looks at the scales.
 
-    A scale that is not finite makes its weights so, and 4 to 8 bits times a finite one cannot.
+    A scale that is not finite makes its weights so, and 4 to 8 bits times a finite one cannot; but
+    codes of FP8 may be none.
     """
+    if stored is TensorFormat.FP8:
+        return are_fp8_finite(rows)
     if stored is TensorFormat.F32:
         return bool(np.isfinite(np.ascontiguousarray(rows).view("<f4")).all())
     if stored in (TensorFormat.F16, TensorFormat.BF16):

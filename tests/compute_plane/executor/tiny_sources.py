@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType as GgmlType
 
+from bench.gpu.drawn_models import FLOAT8_GROUP, float8_rows
 from compute_plane.model import (
     delta_net_layout,
     layout,
@@ -97,13 +98,17 @@ def _format_of(name: str, formats: Mapping[str, TensorFormat]) -> TensorFormat:
 
 
 def raw_tensor(name: str, array: np.ndarray, kind: TensorFormat) -> RawTensor:
-    """Return an array as a stored tensor; 4 to 6 bits are rounded to here."""
+    """Return an array as a stored tensor; 4 to 6 bits and float8 are rounded to here."""
+    group = 32
     rows = array.reshape(-1, array.shape[-1])
     stored = np.ascontiguousarray(rows).view(np.uint8)
     if kind is TensorFormat.F16:
         stored = rows.astype(np.float16).view(np.uint8)
     elif kind in (TensorFormat.Q4_0, TensorFormat.Q4_1):
         stored = four_bit_blocks(rows, kind)
+    elif kind is TensorFormat.FP8:
+        group = FLOAT8_GROUP if rows.shape[1] % FLOAT8_GROUP == 0 else group
+        stored = float8_rows(rows, group)
     elif kind.label in ENCODERS:
         stored = k_blocks(kind.label, rows)
     elif kind in (TensorFormat.Q5_0, TensorFormat.Q5_1, TensorFormat.MXFP4):
@@ -111,7 +116,7 @@ def raw_tensor(name: str, array: np.ndarray, kind: TensorFormat) -> RawTensor:
     elif kind is not TensorFormat.F32:
         f32 = TensorFormat.F32
         stored = convert_rows(stored, f32, kind, path=Path("memory"), name=name)
-    return RawTensor(name, name, Path("memory"), kind, array.shape, stored)
+    return RawTensor(name, name, Path("memory"), kind, array.shape, stored, scale_group=group)
 
 
 def four_bit_blocks(rows: np.ndarray, kind: TensorFormat) -> np.ndarray:

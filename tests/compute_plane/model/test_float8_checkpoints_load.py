@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,11 +120,15 @@ def test_every_weight_is_its_code_times_its_scale(tiny, tmp_path: Path, layout: 
             whole, some = tensor.rows(), np.array([0, 9, 31, 2])
             np.testing.assert_array_equal(tensor.rows(some), whole[some])
             np.testing.assert_array_equal(tensor.rows(slice(9, 30)), whole[9:30])
+            num_inputs = values.shape[1]
+            assert tensor.scale_group == math.gcd(layout.block[1] or num_inputs, num_inputs)
 
 
 @pytest.mark.parametrize("target", [Target("cpu", "cpu"), STAND_IN], ids=["cpu", "cuda"])
 def test_a_step_computes_with_what_the_checkpoint_means(tiny, tmp_path: Path, target) -> None:
-    """In float32 as with the weights it means; by itself as with eight bits of those."""
+    """In float32 as with the weights it means; by itself so on the device, elsewhere with eight
+    bits of those.
+    """
     directory, meant = write(tiny, tmp_path / "m", LAYOUTS["fp8 in blocks"])
     plain = tiny.directory(tmp_path / "plain", tiny.model())
     save_file({n: torch.from_numpy(v) for n, v in meant.items()}, plain / "model.safetensors")
@@ -140,6 +145,9 @@ def test_a_step_computes_with_what_the_checkpoint_means(tiny, tmp_path: Path, ta
             )
             found[name] = executor.execute(batch).logits
     np.testing.assert_array_equal(found["float32"], found["meant"])
+    if target.executor == "cuda":
+        np.testing.assert_allclose(found["auto"], found["meant"], rtol=0, atol=1e-5)
+        return
     assert not np.array_equal(found["auto"], found["meant"])
     error = np.sqrt(np.square(found["auto"] - found["meant"]).mean())
     assert error < 0.05 * found["meant"].std()
