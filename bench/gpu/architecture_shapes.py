@@ -123,6 +123,11 @@ SHAPES: Final = (
         {"mlp.experts": TensorFormat.MXFP4},
     ),
     Architecture(
+        # Of 128 inputs scales are kept for all of them, of 160 for 32.
+        _of("Qwen3 in float8", "qwen3moe", hidden_size=128, mixture=Mixture(7, 3)),
+        {"_proj": TensorFormat.FP8},
+    ),
+    Architecture(
         _of(
             "Gemma 2", "gemma2", num_heads=4, num_kv_heads=2, head_dim=256, scores_cap=0.7,
             logits_cap=5.0, window=WINDOW, layers_with_window=FIRST,

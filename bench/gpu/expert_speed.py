@@ -104,6 +104,7 @@ SHAPES: Final = (
         for weights in (None, "Q4_1")
         for num_tokens in (1, 8, 32)
     ),
+    *(ExpertShape(num_tokens, *QWEN3_30B, "FP8_G128") for num_tokens in (1, 8, 32)),
     *(ExpertShape(num_tokens, *GPT_OSS_20B, "MXFP4", "gpt-oss") for num_tokens in (1, 8, 32)),
     *(ExpertShape(num_tokens, *ERNIE_21B, None, "ernie4_5-moe") for num_tokens in (1, 8)),
     *(ExpertShape(num_tokens, *GLM_AIR, "Q4_1", "glm4moe") for num_tokens in (1, 8)),

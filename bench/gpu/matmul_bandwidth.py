@@ -32,6 +32,8 @@ Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is kno
 
 WORKING_SET_BYTES = 2**30
 REPEATS = 20
+TYPICAL_FLOAT8 = 100
+"""The root mean square of all floats of eight bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,12 @@ MEASURED = {
     "Q4_0": "bfloat16",
     "Q4_1": "bfloat16",
     "MXFP4": "bfloat16",
+    "FP8_G128": "bfloat16",
     "Q4_0_G128": "float16",
     "Q4_Z_G128": "float16",
 }
-"""Formats, each with the dtype of most models that have it: GGUF's, gpt-oss's; GPTQ's, AWQ's."""
+"""Formats, each with the dtype of most models that have it: GGUF's, gpt-oss's, those of Qwen3 and
+DeepSeek in float8; GPTQ's, AWQ's."""
 SHAPES = (
     *(
         MatmulShape(num_rows, num_inputs, num_outputs, weights, dtype)
@@ -178,7 +182,7 @@ class Problem:
 
 
 def draw_packed(label: str, num_outputs: int, num_inputs: int, device: object) -> Tensor:
-    """Return a matrix [N, K] packed. Any bytes are weights; scales and minima must be finite."""
+    """Return a matrix [N, K] packed. Any bytes but NaN are weights; numbers beside are finite."""
     import torch
 
     fmt = FORMATS[label]
@@ -187,6 +191,13 @@ def draw_packed(label: str, num_outputs: int, num_inputs: int, device: object) -
     packed = torch.randint(0, 256, size, dtype=torch.uint8, device=device)
     spans = packed[:, fmt.scales_at(num_inputs) :][:, : num_spans * fmt.span_bytes]
     spans = spans.unflatten(1, (num_spans, fmt.span_bytes))
+    if fmt.scale == "float32":
+        packed -= ((packed & 127) == 127).to(torch.uint8)
+        typical = TYPICAL_FLOAT8 * math.sqrt(num_inputs)
+        numbers = (num_panels, num_spans, fmt.span_bytes // 4)
+        scales = torch.randn(numbers, device=device) / typical
+        spans.copy_(scales.view(torch.uint8))
+        return packed.view(-1)
     if fmt.is_float:
         usual = 125 - round(math.log2(num_inputs) / 2)  # of floats of size 4
         spans.copy_(torch.randint(usual - 1, usual + 2, spans.shape, device=device))

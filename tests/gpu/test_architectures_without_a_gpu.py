@@ -23,7 +23,9 @@ from compute_plane.config import ComputePlaneConfig
 from compute_plane.cuda import launchers
 
 OPTIONS = PartOptions(Path("not used"), 600)
-DENSE, MIXED = (next(s for s in SHAPES if s.name == name) for name in ("OLMo 2", "gpt-oss"))
+DENSE, MIXED, FLOAT8 = (
+    next(s for s in SHAPES if s.name == name) for name in ("OLMo 2", "gpt-oss", "Qwen3 in float8")
+)
 
 
 def named(shape):
@@ -53,6 +55,8 @@ def test_there_are_kernels_for_every_shape(shape):
     names = {one.name for one in kernels_of(drawn_model(shape.spec, shape.formats), "bfloat16", 16)}
     assert "sampling_t256" in names
     assert any("mxfp4" in name for name in names) == (shape is MIXED)
+    for label in ("_fp8_g128_", "_fp8_b"):
+        assert any(f"experts{label}" in name for name in names) == (shape is FLOAT8)
 
 
 def test_kernels_of_the_shapes_are_built_ahead_and_not_checked_one_by_one():

@@ -18,6 +18,7 @@ from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 
 QUANTISED = ExpertShape(3, Mixture(4, 2), 64, 32, "Q4_1")
 DENSE = ExpertShape(3, Mixture(4, 2), 64, 32)
+FLOAT8 = ExpertShape(3, Mixture(4, 2), 64, 32, "FP8")
 BIASED = ExpertShape(3, Mixture(4, 2), 64, 32, "MXFP4", "gpt-oss")
 SHARED = ExpertShape(
     3, Mixture(4, 2, True, "sigmoid", 1.5, True, shared_size=32), 64, 32, "Q4_1", "dots1"
@@ -25,6 +26,7 @@ SHARED = ExpertShape(
 EXPERT_BYTES = {
     "Q4_1": 3 * 2 * (512 + 128),
     "MXFP4": 2 * 1152 + 2 * 640,
+    "FP8": 3 * 2 * (1024 + 128),
     None: 3 * 64 * 32 * 2,
 }
 """A panel's 32 columns in Q4_1 are 512 bytes of weights and 128 of scales."""
@@ -45,7 +47,9 @@ class Timer:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("shape", [QUANTISED, BIASED, DENSE, SHARED], ids=lambda shape: shape.name)
+@pytest.mark.parametrize(
+    "shape", [QUANTISED, FLOAT8, BIASED, DENSE, SHARED], ids=lambda shape: shape.name
+)
 def test_a_measurement_counts_the_experts_that_have_rows_and_beside_them_torch(shape, monkeypatch):
     shared_bytes = EXPERT_BYTES["Q4_1"] * (shape is SHARED)
     layer_bytes = 4 * EXPERT_BYTES[shape.weights] + shared_bytes
@@ -165,8 +169,9 @@ def test_what_is_measured_is_built_ahead():
         "dense_experts_gated_bfloat16_m16_n32",
         "add_experts_bfloat16_c2",
         "quantized_experts_mxfp4_bfloat16_m8_gated_clamped_biased",
+        "quantized_experts_fp8_g128_bfloat16_m32_gated",
         "route_experts_e128_c8_sigmoid_corrected",
         "route_experts_e64_c6_corrected",
     }
     assert needed <= names
-    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == 19
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == 22

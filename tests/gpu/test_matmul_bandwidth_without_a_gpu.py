@@ -140,7 +140,7 @@ def test_what_most_models_have_is_measured_at_every_matrix_of_one_and_few_output
     assert {(shape.weights, shape.dtype) for shape in SHAPES} == set(MEASURED.items())
     assert set(MEASURED) < set(FORMATS)
     assert {FORMATS[label].kind for label in MEASURED} == {
-        "Q8_0", "Q4_0", "Q4_1", "Q4_Z", "MXFP4"
+        "Q8_0", "Q4_0", "Q4_1", "Q4_Z", "MXFP4", "FP8"
     }  # fmt: skip
     assert len(most) == len(MEASURED) * 12
     assert {shape.num_rows for shape in most} == {1, 8, 32}
