@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -14,8 +14,14 @@ from torch import Tensor
 from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection, QuantizedMatrix
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.model.quantize import converted_tensor
-from compute_plane.model.tensor import ALL_ROWS, IntArray, RawTensor, TensorFormat
-from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, label_for, packed_bytes
+from compute_plane.model.tensor import IntArray, RawTensor, Rows, TensorFormat, UInt8Array
+from kernels.cuda.quantized_formats import (
+    FORMATS,
+    GATE_TURN,
+    PANEL_ROWS,
+    label_for,
+    packed_bytes,
+)
 from kernels.cuda.quantized_layout import pack_rows
 
 DENSE_FORMATS: Final = {
@@ -25,6 +31,8 @@ DENSE_FORMATS: Final = {
 }
 ORDER_TYPE: Final = torch.int32
 """Of the order of inputs."""
+BYTES_AT_ONCE: Final = 16 << 20
+"""Of rows that are converted at a time, about."""
 TORCH_TYPES: Final = {DENSE_FORMATS[name]: dtype for name, dtype in DTYPES.items()}
 
 
@@ -93,24 +101,85 @@ class PlannedMatrix:
 
         Raises ModelFileError if a weight is not finite or too large for its format.
         """
-        which = ALL_ROWS if self.row_order is None else self.row_order
-        parts = [converted_tensor(tensor, self.target, which) for tensor in self.tensors]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=int(self.is_vector))
-        if self.in_turns:
-            turns = rows.reshape(len(parts) // 2, 2, -1, GATE_TURN, rows.shape[1])
-            rows = np.ascontiguousarray(turns.swapaxes(1, 2)).reshape(rows.shape)
-        if self.is_quantised:
-            packed = torch.from_numpy(pack_rows(self.label, rows, self.num_inputs))
-            order = None
-            if self.input_order is not None:
-                order = torch.from_numpy(self.input_order).to(device, ORDER_TYPE)
-            shape = self.num_outputs, self.num_inputs
-            return QuantizedMatrix(
-                self.label, packed.to(device), *shape, order, in_turns=self.in_turns
-            )
-        # A view of the mapped file is read-only, which torch warns of: that is copied.
-        stored = torch.from_numpy(np.require(rows, requirements=("C", "W")))
-        return DenseMatrix(stored.view(TORCH_TYPES[self.target]).to(device))
+        if self.is_vector:
+            parts = [converted_tensor(tensor, self.target) for tensor in self.tensors]
+            return self._dense(_on(device, np.concatenate(parts, axis=1)))
+        if not self.is_quantised:
+            row_bytes = self.target.row_bytes(self.num_inputs)
+            stored = torch.empty((self.num_outputs, row_bytes), dtype=torch.uint8, device=device)
+            _fill(stored, self._rows())
+            return self._dense(stored)
+        label, shape = self.label, (self.num_outputs, self.num_inputs)
+        packed = torch.empty(packed_bytes(label, *shape), dtype=torch.uint8, device=device)
+        whole = whole_panels(self._rows())
+        _fill(packed, (pack_rows(label, rows, self.num_inputs) for rows in whole))
+        order = None
+        if self.input_order is not None:
+            order = torch.from_numpy(self.input_order).to(device, ORDER_TYPE)
+        return QuantizedMatrix(label, packed, *shape, order, in_turns=self.in_turns)
+
+    def _dense(self, stored: Tensor) -> DenseMatrix:
+        return DenseMatrix(stored.view(TORCH_TYPES[self.target]))
+
+    def _rows(self) -> Iterator[UInt8Array]:
+        """Yield the rows as they lie one behind the other, converted, some at a time.
+
+        A stack of experts may be gigabytes, and several are placed at a time: the host has what one
+        of these makes, not the stack.
+        """
+        each = 2 if self.in_turns else 1
+        for first in range(0, len(self.tensors), each):
+            tensors = self.tensors[first : first + each]
+            for which in self._parts_of(tensors[0]):
+                rows = [converted_tensor(tensor, self.target, which) for tensor in tensors]
+                yield rows[0] if each == 1 else _in_turns(rows)
+
+    def _parts_of(self, tensor: RawTensor) -> Iterator[Rows]:
+        """Yield which rows of a tensor are converted at a time."""
+        num_rows = tensor.shape[0]
+        step = num_rows
+        if not tensor.is_stored_otherwise:  # that is converted as a whole
+            row_bytes = self.target.row_bytes(self.num_inputs)
+            step = max(1, BYTES_AT_ONCE // (PANEL_ROWS * row_bytes)) * PANEL_ROWS
+        for first in range(0, num_rows, step):
+            part = slice(first, first + step)
+            yield part if self.row_order is None else self.row_order[part]
+
+
+def whole_panels(parts: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
+    """Yield rows [R, bytes] anew, so that all but the last are a number of whole panels."""
+    rest: list[UInt8Array] = []
+    for rows in parts:
+        num_rest = sum(map(len, rest))
+        num_whole = (num_rest + len(rows)) // PANEL_ROWS * PANEL_ROWS - num_rest
+        if num_whole <= 0:
+            rest.append(rows)
+            continue
+        whole = rows[:num_whole]
+        yield np.concatenate([*rest, whole]) if rest else whole
+        rest = [rows[num_whole:]] if num_whole < len(rows) else []
+    if rest:
+        yield np.concatenate(rest)
+
+
+def _in_turns(rows: list[UInt8Array]) -> UInt8Array:
+    """Return the rows of a gate and of what it gates, [R, bytes] each, in turns of `GATE_TURN`."""
+    turns = np.stack([one.reshape(-1, GATE_TURN, one.shape[1]) for one in rows], axis=1)
+    return turns.reshape(-1, turns.shape[-1])
+
+
+def _fill(out: Tensor, parts: Iterable[UInt8Array]) -> None:
+    """Copy arrays one behind the other, along the first axis."""
+    at = 0
+    for part in parts:
+        out[at : at + len(part)].copy_(_on(out.device, part))
+        at += len(part)
+
+
+def _on(device: torch.device, values: UInt8Array) -> Tensor:
+    """Return an array's values on a device."""
+    # A view of the mapped file is read-only, which torch warns of: that is copied.
+    return torch.from_numpy(np.require(values, requirements=("C", "W"))).to(device)
 
 
 Placed: TypeAlias = Callable[[PlannedMatrix], Matrix]
