@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from typing import TextIO, cast
 
@@ -49,6 +50,13 @@ def writes_json(log_format: str) -> bool:
     return log_format == "json"
 
 
+def _has_colours() -> bool:
+    """Whether stderr is a terminal that shows colours, and nobody wants none (no-color.org)."""
+    environ = os.environ  # noqa: TID251 - no setting of ours, but what is known of the terminal
+    is_unwanted = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+    return sys.stderr.isatty() and not is_unwanted
+
+
 def configure_logging(
     *, plane: str, level: str = "info", log_format: str = "auto", owns_process: bool = True
 ) -> None:
@@ -80,7 +88,7 @@ def configure_logging(
         if writes_json(log_format)
         else [
             structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+                colors=_has_colours(), exception_formatter=structlog.dev.plain_traceback
             )
         ]
     )

@@ -56,7 +56,7 @@ class KernelNotices:
 
 def _tell_start(directory: Path | None) -> None:
     if directory is None:
-        log.warning("compiling kernels, which takes up to half a minute")
+        log.warning("compiling kernels, which takes about half a minute")
     elif any(directory.iterdir()):
         log.warning(
             "compiling kernels that no earlier start needed; later starts find them",
@@ -64,6 +64,6 @@ def _tell_start(directory: Path | None) -> None:
         )
     else:
         log.warning(
-            "compiling kernels, once, in up to half a minute; later starts find them",
+            "compiling kernels, once, in about half a minute; later starts find them",
             directory=str(directory),
         )

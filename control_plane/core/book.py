@@ -286,7 +286,13 @@ class Book:
             )
         return events
 
-    def end(self, group: Group, state: RequestState, error: str | None = None) -> RequestOutput:
+    def end(
+        self,
+        group: Group,
+        state: RequestState,
+        error: str | None = None,
+        error_field: str | None = None,
+    ) -> RequestOutput:
         """End a request as a whole, cancelled or failed; the event that says so."""
         request, reason = group.request, _REASONS[state]
         for sample in request.samples:
@@ -304,7 +310,7 @@ class Book:
         group.unborn.clear()
         request.error = error
         self._close(request, state, reason)
-        return RequestOutput(request.id, (), state, reason, error)
+        return RequestOutput(request.id, (), state, reason, error, error_field=error_field)
 
     def take_completed(self) -> list[Request]:
         """Return the requests that ended since the last call."""

@@ -157,7 +157,8 @@ class RequestOutput(NamedTuple):
     is the request's, and final once all its samples have. A final event comes exactly once a
     request. `logprobs`: of the new tokens, where the request asked. `matched_stop`: the token of
     `params.stop_token_ids` that ended the sample. `end_token`: the token that ended it and is not
-    among the new ones, where the request asked for log-probabilities. (A named tuple because one is
+    among the new ones, where the request asked for log-probabilities. `error_field`: the parameter
+    of the request that its `error` is due to, if it is to one. (A named tuple because one is
     made for every token, and a frozen dataclass takes twice as long to make.)
     """
 
@@ -170,6 +171,7 @@ class RequestOutput(NamedTuple):
     sample_index: int = 0
     matched_stop: int | None = None
     end_token: EndToken | None = None
+    error_field: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from control_plane.core.book import Book
 from control_plane.core.drafting import Drafting
 from control_plane.core.failures import Failures
 from control_plane.core.interface import RequestOutput
-from control_plane.core.request import FinishReason, RequestState, Sequence
+from control_plane.core.request import FinishReason, Request, RequestState, Sequence
 from control_plane.core.running import RunningSet
 from control_plane.core.step import Step
 
@@ -40,7 +40,7 @@ class Results:
         if result.row_failures:
             for seq, message in self._failures.contain(step, result.row_failures):
                 seq.discards = True
-                self._fail(seq, message, events)
+                self._fail(seq, message, None, events)
         filled = running.filled
         for seq, index in step.fills:  # unless the sequence has ended, their tokens are known now
             if not seq.is_done and not seq.discards:
@@ -66,7 +66,7 @@ class Results:
         events: list[RequestOutput] = []
         for seq in step.rows:
             seq.discards = True
-            self._fail(seq, message, events)
+            self._fail(seq, message, None, events)
         return events
 
     def _advance(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
@@ -90,7 +90,7 @@ class Results:
         for constraint, _, seq in taken:
             if constraint.error is not None:
                 seq.discards = True
-                self._fail(seq, constraint.error, events)
+                self._fail(seq, *_end_of_form(seq.request, constraint.error), events)
 
     def _accept(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
         """Append the sampled tokens to their samples and end those that are done."""
@@ -185,10 +185,15 @@ class Results:
 
     # Failures
 
-    def _fail(self, seq: Sequence, message: str, events: list[RequestOutput]) -> None:
-        """End the sequence's request, unless it or the sample has ended, because of an error."""
+    def _fail(
+        self, seq: Sequence, message: str, field: str | None, events: list[RequestOutput]
+    ) -> None:
+        """End the sequence's request, unless it or the sample has ended, because of an error.
+
+        `field`: the parameter that is to blame, if one is.
+        """
         if not seq.is_done:
-            events.append(self._book.end(seq.group, RequestState.FAILED, message))
+            events.append(self._book.end(seq.group, RequestState.FAILED, message, field))
 
     def _add_logprobs(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
         """Put the log-probabilities into the events of their tokens."""
@@ -207,3 +212,12 @@ class Results:
                 events[index] = event._replace(logprobs=(token.logprobs,))
             elif event.finish_reason is FinishReason.STOP:
                 events[index] = event._replace(end_token=token)
+
+
+def _end_of_form(request: Request, why: str) -> tuple[str, str | None]:
+    """Return what is said of an answer that can keep to its form no longer, and of what field."""
+    wanted = request.params.structured_outputs
+    if wanted is None:
+        return why, None
+    wrong = wanted.wrong(wanted.kind, f"cannot be kept to any further: {why}")
+    return wrong.message, wrong.field

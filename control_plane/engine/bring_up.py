@@ -108,7 +108,7 @@ def _tell_wait(address: str, waited_s: int, error: LinkError) -> None:
     if isinstance(error, PlaneNotThereError):
         _log.warning(
             f"waiting for the compute plane to start, {waited_s} s so far (it compiles its kernels "
-            "once, which takes up to half a minute, and loads the model)",
+            "once, which takes about half a minute, and loads the model)",
             address=address,
         )
     else:

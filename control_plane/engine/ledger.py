@@ -13,7 +13,7 @@ from control_plane.engine.events import RequestEnd, RequestInfo, RequestTimings,
 from control_plane.errors import RequestFailedError
 from control_plane.metrics.plane_meter import PlaneMeter
 from control_plane.telemetry import EngineMetrics, Tally
-from planes.errors import EngineError
+from planes.errors import EngineError, ValidationError
 
 NUM_ENDED_KEPT = 64
 """Requests that are still shown after their end."""
@@ -149,9 +149,11 @@ class Ledger:
         if output.state.is_final:
             if output.state is not RequestState.COMPLETED:
                 reason = None  # of no sample in particular: the end is that of all that go on
-            error = None
+            error: EngineError | None = None
             if output.state is RequestState.FAILED:
                 error = RequestFailedError(output.error or "the request failed")
+                if output.error_field is not None:
+                    error = ValidationError(error.message, field=output.error_field)
             end = self._close(entry, output.state, output.finish_reason, error, at)
         self._updates.append(
             RequestUpdate(

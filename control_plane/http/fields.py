@@ -217,10 +217,17 @@ REGEX_LENGTHS: Final[JsonDict] = {"minLength": 1, "maxLength": MAX_REGEX_CHARACT
 """What the document says; who breaks it is told so by the engine, with the number."""
 
 
+def _schema(given: object) -> object:
+    if given is None or isinstance(given, dict | str | bool):
+        return given
+    message = "Input should be a JSON Schema: an object, its text, true or false"
+    raise PydanticCustomError("wrong", "{message}", {"message": message})
+
+
 class StructuredFields(Wire):
     """What an answer must be; one of these, by vLLM's names."""
 
-    json_: dict[str, JsonValue] | str | bool | None = Field(
+    json_: Annotated[dict[str, JsonValue] | str | bool | None, BeforeValidator(_schema)] = Field(
         None, alias="json", description="a JSON Schema: the answer is JSON that it allows"
     )
     json_object: OnlyTrue | None = Field(None, description="any JSON object")

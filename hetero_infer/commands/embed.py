@@ -29,6 +29,8 @@ STDIN: Final = "-"
 
 def embed(settings: Settings, target: EmbedSettings, flags: Mapping[str, object]) -> int:
     """Embed what the command line names and print it. Raises EngineError; returns the status."""
+    if flags.get("input") == "":
+        raise ValidationError("input must not be empty, got ''", field="input")
     calls = list(_calls(_texts(target)))  # what is wrong with them is said before anything starts
     notices = Notices()
     with server_of(settings, target, flags, notices) as server:

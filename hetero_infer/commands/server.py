@@ -34,10 +34,8 @@ from planes.tls_files import ClientFiles
 if TYPE_CHECKING:
     from rich.console import Console
 
-STARTING = (
-    "Starting the planes and loading the model … (the first start compiles kernels once, up to "
-    "half a minute)"
-)
+STARTING = "Starting the planes … (compiling kernels, the first time: half a minute)"
+"""Has room in a line of 80 characters, behind the spinner."""
 
 NOTICED_S = 1.0
 """A shorter wait for a server is told to nobody."""

@@ -64,6 +64,30 @@ def test_answers_over_http_keep_to_their_schema(deployment):
     assert choice["finish_reason"] == "length"
 
 
+TOO_MUCH = "([a-z]{1,100}){1,100}"
+"""Each letter may be in any of a hundred words: what is left open grows with every one."""
+
+
+def test_a_form_that_becomes_too_much_to_follow_is_its_callers_to_change(deployment):
+    field = "structured_outputs.regex"
+    asked = {"model": MODEL, "prompt": "Data:", "max_tokens": 300, "seed": 3}
+    asked |= {"structured_outputs": {"regex": TOO_MUCH}}
+    url = f"http://{deployment.http}/v1/completions"
+    answer = httpx.post(url, json=asked, timeout=PATIENCE_S)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field} cannot be kept to any further: ")
+    streamed = httpx.post(url, json={**asked, "stream": True}, timeout=PATIENCE_S)
+    *_, text, last = [line for line in streamed.text.split("\n\n") if line]
+    assert json.loads(text.removeprefix("data: "))["choices"][0]["text"]
+    assert json.loads(last.partition("data: ")[2])["error"] == error
+    form = StructuredOutputs(regex=TOO_MUCH)
+    params = GenerationParams(max_tokens=300, seed=3, structured_outputs=form)
+    with Client(str(deployment.control)) as client, pytest.raises(ValidationError) as caught:
+        client.generate("Data:", params)
+    assert caught.value.field == field
+
+
 @pytest.mark.wide
 def test_the_openai_package_parses_what_comes(deployment):
     openai = pytest.importorskip("openai")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from hetero_infer.config import child_environment
+from planes import logs
 
 SCRIPT = """
 import logging, sys, threading
@@ -74,6 +75,26 @@ def test_a_traceback_shows_no_value_of_a_variable(log_format):
     text = run("info", log_format)
     assert "boom" in text
     assert "a secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "has_colours"),
+    [
+        ({}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, True),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_a_terminal_has_colours_unless_they_are_unwanted(monkeypatch, environment, has_colours):
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert logs._has_colours() is has_colours
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert not logs._has_colours()
 
 
 def test_in_a_pipe_the_automatic_format_is_json():

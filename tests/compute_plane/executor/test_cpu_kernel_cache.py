@@ -246,7 +246,7 @@ def test_a_start_says_before_that_it_compiles_and_after_how_much(
             r"(compiling kernels[^;]*;|compiled kernels +kernels=\d+)", capsys.readouterr().out
         )
 
-    first = "compiling kernels, once, in up to half a minute;"
+    first = "compiling kernels, once, in about half a minute;"
     more = "compiling kernels that no earlier start needed;"
     assert start("a.b", "a.c") == [first, "compiled kernels               kernels=2"]
     assert start("a.b", "a.c") == []

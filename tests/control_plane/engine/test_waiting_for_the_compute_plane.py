@@ -54,7 +54,7 @@ def test_a_plane_that_starts_is_no_fault_and_how_long_it_has_taken_is_told(monke
     assert (first["event"], first["log_level"]) == ("waiting for the compute plane", "info")
     assert [line["event"] for line in later] == [
         f"waiting for the compute plane to start, {waited} s so far (it compiles its kernels once, "
-        "which takes up to half a minute, and loads the model)"
+        "which takes about half a minute, and loads the model)"
         for waited in (10, 20, 40)
     ]
     assert not any("error" in line for line in later)

@@ -8,6 +8,7 @@ import pytest
 from huggingface_hub import InferenceClient
 
 from control_plane.core.structured_outputs import StructuredOutputs
+from tests.control_plane.http.conftest import error_of
 from tests.control_plane.http.own_server import Server
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -29,6 +30,25 @@ def text_format(kind: str = "json_schema", **more: object) -> dict:
     if kind == "json_schema":
         more = {"name": "answer", "schema": SCHEMA, **more}
     return {"text": {"format": {"type": kind, **more}}}
+
+
+@pytest.mark.parametrize("given", [5, [], [{}], 1.5])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+def test_what_is_no_schema_is_named_as_its_caller_wrote_it(on_loop, path, given):
+    async def test(served):
+        text = {
+            CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
+            COMPLETIONS: {"prompt": "Hi"},
+        }
+        fields = text.get(path, {"input": "Hi"}) | {"structured_outputs": {"json": given}}
+        response = await served.client.post(path, json={"model": MODEL, **fields})
+        error = error_of(response, 400)
+        assert error["param"] == "structured_outputs.json"
+        assert error["message"].startswith(
+            "Invalid 'structured_outputs.json': Input should be a JSON Schema: an object, its text"
+        )
+
+    on_loop(test)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def test_the_text_of_the_command_line_as_it_is_asked_for(embed):
     [
         ((), "", "standard input is empty: give --input TEXT"),
         ((), "one\n\nthree\n", "standard input, line 2 is empty"),
+        (("--input=",), "one\n", "input must not be empty, got ''"),
         (("--input=a", "--input-file=b"), "", "input_file means nothing beside --input"),
         (("--input-file=/nowhere",), "", "input_file: /nowhere cannot be read: No such file"),
         (("--input=a", "--dimensions=0"), "", "dimensions"),
