@@ -110,7 +110,7 @@ class Judge:
                 yield output.logits[0]
                 sequence.tokens.append(token)
         finally:
-            driver.free += sequence.blocks
+            driver.release(sequence)
 
     def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):

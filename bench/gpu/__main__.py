@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from bench.gpu import expected_logits
 from bench.gpu.device import why_no_device
 from bench.gpu.findings import PartOptions, line_of
 from bench.gpu.part_process import Part, run_part
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     )
     if options.prebuilt is not None:
         run["taken_over"] = take_over(options.prebuilt, told.machine_code)
+        expected_logits.take_over(options.prebuilt, told.kernel_cache)
         print(_say_of_taken_over(run, told.machine_code), flush=True)
     by_name = {part.name: part for part in parts}
     wanted = [by_name[name] for name in dict.fromkeys(options.only)] or parts

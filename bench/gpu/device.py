@@ -135,6 +135,7 @@ def as_graph(visit: Callable[[], None], device: str) -> Callable[[], None]:
 
     if device != "cuda":
         return visit
+    torch.cuda.synchronize()  # kernels may read what is ahead of a step before they wait for it
     visit()  # whatever a library sets up at its first call is no part of the graph
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

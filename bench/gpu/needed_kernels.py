@@ -18,17 +18,20 @@ from bench.gpu import (
     architecture_shapes,
     decode_bandwidth,
     dense_bandwidth,
+    expected_logits,
     expert_speed,
     matmul_bandwidth,
     prefill_speed,
     recurrence_speed,
     small_launches,
 )
+from bench.gpu.architectures import Runs
 from bench.gpu.cases import with_launched
 from bench.gpu.drawn_models import drawn_model
 from bench.gpu.findings import line_of
 from bench.gpu.model_kernels import Nowhere, kernels_of
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION
+from compute_plane.config import ComputePlaneConfig
 from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.model.errors import ModelReferenceError
 from compute_plane.model.loader import load_model
@@ -39,6 +42,8 @@ from kernels.cuda.errors import CudaKernelError
 from kernels.cuda.operations import all_variants
 
 if TYPE_CHECKING:
+    from bench.gpu.architecture_shapes import Architecture
+    from compute_plane.executor.interface import Float32Array
     from kernels.cuda.variant import Variant
 
 BLOCK_SIZE: Final = 16
@@ -125,7 +130,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     _say(f"{len(variants)} kernels in {options.directory}")
+    _write_expected(options.directory)
     return 0
+
+
+def _write_expected(directory: Path) -> None:
+    """Write what is expected of the tiny models beside the kernels that they run on."""
+    runs = Runs(ComputePlaneConfig().kernel_cache_root)
+
+    def answer(shape: Architecture) -> list[Float32Array]:
+        return runs.expected(drawn_model(shape.spec, shape.formats))
+
+    expected_logits.write(directory, architecture_shapes.SHAPES, answer)
+    _say(f"logits of {len(architecture_shapes.SHAPES)} models in {directory}")
 
 
 def _say(line: str) -> None:

@@ -39,18 +39,21 @@ def one_by_one(
 ) -> None:
     """Do each thing from `options.begin_at` on, as long as there is time.
 
-    `before`: called with its number before each, and may take longer than a thing may. Raises
-    DeviceLostError behind a thing that has lost the device.
+    `before`: called with its number before each, and may take longer than a thing may, the first
+    time most of all: others are not held to take as long. Raises DeviceLostError behind a thing
+    that has lost the device. Who is cut off is gone on with from what was under way.
     """
     slowest = 0.0
     for number in range(options.begin_at, len(things)):
         began = time.monotonic()
+        found.go_on_at = number
         if began + slowest > options.ends:
-            found.go_on_at = number
             found.say(f"no time was left for {len(things) - number} of {len(things)}")
             return
         if before is not None:
             before(number)
+        if number == options.begin_at:
+            began = time.monotonic()
         name = name_of(things[number])
         with found.attempt(name), _watched(found, name, number):
             do(things[number])
@@ -59,6 +62,7 @@ def one_by_one(
             found.go_on_at = number + 1
             raise DeviceLostError
         slowest = max(slowest, time.monotonic() - began)
+    found.go_on_at = None
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class DrivenSequence:
 class BatchDriver:
     """Hands out blocks of a pool in a shuffled order and makes the batches of its sequences.
 
-    And states, each once, up to `NUM_STATES`, to models with and without.
+    And states, up to `NUM_STATES` at once, to models with and without.
     """
 
     def __init__(
@@ -53,6 +53,12 @@ class BatchDriver:
         order = np.random.default_rng(seed).permutation(num_blocks)
         self.free = [int(block) for block in order]
         self.free_states = np.random.default_rng(seed).permutation(NUM_STATES).tolist()
+
+    def release(self, sequence: DrivenSequence) -> None:
+        """Take back what a sequence holds that is computed no further."""
+        self.free += sequence.blocks
+        if sequence.state >= 0:
+            self.free_states.append(sequence.state)
 
     def batch(self, sequences: list[DrivenSequence], chunk: int | None = None) -> ExecutionBatch:
         """Return the batch that computes every sequence's next tokens, at most `chunk` each.

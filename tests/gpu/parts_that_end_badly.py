@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 import time
+import types
 from dataclasses import replace
 
 from bench.gpu import one_by_one
@@ -85,6 +86,19 @@ def waits_for_ever_at_b(found: Findings, options: PartOptions) -> None:
 
     one_by_one.EACH_S = 1.0
     one_by_one.one_by_one(found, options, LETTERS[:3], str, do)
+
+
+def waits_before_a(found: Findings, options: PartOptions) -> None:
+    """Begin with something that takes more than half of the time, by a clock of its own."""
+    names = found.values["numerics"] = []
+    now = options.made_at
+    one_by_one.time = types.SimpleNamespace(monotonic=lambda: now)
+
+    def before(number: int) -> None:
+        nonlocal now
+        now += 0.0 if number else 0.6 * options.seconds
+
+    one_by_one.one_by_one(found, options, LETTERS, str, names.append, before)
 
 
 def comes_half_way(found: Findings, options: PartOptions) -> None:

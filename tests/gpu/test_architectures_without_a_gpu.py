@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.gpu import architectures, needed_kernels, teacher_steps
+from bench.gpu import architectures, expected_logits, needed_kernels, teacher_steps
 from bench.gpu.architecture_shapes import SHAPES
 from bench.gpu.architectures import Runs, check_architectures
 from bench.gpu.drawn_models import drawn_model
@@ -68,8 +68,8 @@ def test_kernels_of_the_shapes_are_built_ahead_and_not_checked_one_by_one():
 
 def test_every_shape_has_what_no_other_has():
     specs = [shape.spec for shape in SHAPES]
-    assert len({spec.name for spec in specs}) == len(specs) == 15
-    assert len({spec.architecture for spec in specs}) == 13  # latents and Gemma 4 twice
+    assert len({spec.name for spec in specs}) == len(specs) == 16
+    assert len({spec.architecture for spec in specs}) == 14  # latents and Gemma 4 twice
     assert any(spec.layers_without_rope and spec.turns for spec in specs)
     windows = [spec.window for spec in specs if spec.window is not None]
     assert len(windows) == 6
@@ -253,6 +253,29 @@ def test_bits_are_compared_where_the_cpu_executor_fails():
     (row,) = found.values["architectures"]
     assert row["rounds_of_other_bits"] == 0
     assert "largest_error" not in row
+
+
+def test_answers_that_were_brought_are_taken_and_others_made(tmp_path):
+    class NotAsked(PlayedRuns):
+        def expected(self, model):
+            if not self.ways:
+                raise RuntimeError("asked")
+            return super().expected(model)
+
+    runs = NotAsked()
+    object.__setattr__(runs, "kernel_cache", tmp_path)
+    brought = PlayedRuns()
+    expected_logits.write(
+        tmp_path, [DENSE], lambda shape: brought.expected(drawn_model(shape.spec, shape.formats))
+    )
+    assert expected_logits.read(tmp_path, MIXED) is None
+    found = Findings()
+    check_architectures(found, OPTIONS, runs, [DENSE])
+    assert found.failures == []
+    assert found.values["architectures"][0]["largest_error"] == 0
+    # Those of other sources are none.
+    (tmp_path / expected_logits.FILE).write_bytes(b"")
+    assert expected_logits.read(tmp_path, DENSE) is None
 
 
 def test_a_row_that_fails_is_told():

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.gpu import __main__ as report
-from bench.gpu import needed_kernels, part_process, provenance
+from bench.gpu import expected_logits, needed_kernels, part_process, provenance
+from bench.gpu.architecture_shapes import SHAPES
 from bench.gpu.cases import draw_cases, with_launched
 from kernels.cuda import build
 from kernels.cuda.gate_mul import GateMulVariant
@@ -103,10 +105,13 @@ def test_machine_code_made_elsewhere_is_taken_over_where_a_plane_looks_for_it(
     build.store(silu, (9, 0), build.private_directory(carried), b"code")
     (file,) = carried.iterdir()
     file.rename(file.with_name(file.name.replace(build.toolchain_hash(), "4567")))
+    answer = [np.arange(3, dtype=np.float32)[None]]
+    expected_logits.write(carried, SHAPES[:1], lambda _: answer)
     flags = ("--prebuilt", str(carried), "--kernel-cache", str(cache))
     _, found = run(part("finds"), flags=flags)
     assert build.prebuilt(silu, (9, 0), cache / "cuda") == b"code"
     assert build.is_built(silu, (9, 0), cache / "cuda")
+    np.testing.assert_array_equal(expected_logits.read(cache, SHAPES[0]), answer)
     # What it lacks costs a device's minutes: that is said before they are spent.
     assert found["runs"][0]["taken_over"] == 1
     assert found["runs"][0]["not_taken_over"] == [norm.name]
@@ -197,6 +202,20 @@ def test_a_device_that_is_lost_again_and_again_ends_the_part(run, monkeypatch):
     made = found["parts"]["loses_the_device_twice"]
     assert (made["status"], made["go_on_at"]) == ("unfinished", 4)
     assert made["why"] == "the device was lost too often"
+
+
+def test_a_first_one_that_takes_long_before_it_keeps_the_others_from_nothing(run):
+    """As where a compiler is waited for once."""
+    _, found = run(part("waits_before_a", 10.0))
+    made = found["parts"]["waits_before_a"]
+    assert (made["status"], made["values"]) == ("done", {"numerics": ["a", "b", "c", "d", "e"]})
+
+
+def test_a_part_that_is_cut_off_is_gone_on_with_from_what_was_under_way(run):
+    _, found = run(part("waits_for_ever_at_b", 0.5))
+    made = found["parts"]["waits_for_ever_at_b"]
+    assert (made["status"], made["go_on_at"]) == ("cut", 1)
+    assert made["values"] == {"numerics": ["a"]}
 
 
 def test_what_does_not_end_is_named_and_the_others_are_done(run):

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bench.gpu import needed_kernels
+from bench.gpu import expected_logits, needed_kernels
+from bench.gpu.architecture_shapes import SHAPES
 from kernels.cuda import build
 from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.variant import Variant
 from tests.gpu import kernels_of_suites
+
+ANSWER = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 @pytest.fixture
@@ -24,6 +28,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
         return []
 
     monkeypatch.setattr(needed_kernels, "build_ahead", build_ahead)
+    monkeypatch.setattr(needed_kernels.Runs, "expected", lambda *_: [ANSWER])
     monkeypatch.setattr(build, "build", lambda *_, **__: b"")
     monkeypatch.setattr(build, "require_toolchain", lambda: None)
     return found
@@ -33,6 +38,9 @@ def test_kernels_of_the_suites_models_are_built_and_not_checked_one_by_one(
     built: list[Variant], tmp_path: Path
 ) -> None:
     assert needed_kernels.main([str(tmp_path)]) == 0
+    for shape in SHAPES:
+        (logits,) = expected_logits.read(tmp_path, shape) or []
+        np.testing.assert_array_equal(logits, ANSWER)
     assert len(set(built)) == len(built)
     own = set(kernels_of_suites.variants())
     assert set(needed_kernels.built_variants()) | own == set(built)

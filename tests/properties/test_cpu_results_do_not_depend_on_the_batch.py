@@ -226,7 +226,7 @@ def alone(driver: BatchDriver, prompt: list[int]) -> Story:
     story = Story(DrivenSequence(list(prompt)))
     for _ in range(NEW_TOKENS):
         run_step(driver, [story], None)
-    driver.free += story.sequence.blocks
+    driver.release(story.sequence)
     return story
 
 
@@ -257,7 +257,7 @@ def in_company(
             driver.free += preempted.blocks
             preempted.blocks, preempted.num_computed = [], 0
     for story in stories:
-        driver.free += story.sequence.blocks
+        driver.release(story.sequence)
     return stories
 
 

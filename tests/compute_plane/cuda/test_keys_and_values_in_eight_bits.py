@@ -78,7 +78,7 @@ def logits_before(driver: BatchDriver, prompt: Sequence[int], tokens: Sequence[i
         found.append(output.logits[0])
         sequence.num_computed = len(sequence.tokens)
         sequence.tokens.append(token)
-    driver.free += sequence.blocks
+    driver.release(sequence)
     return np.array(found)
 
 

@@ -54,7 +54,7 @@ def test_the_logits_of_windows_are_bit_for_bit_those_of_a_prompt():
         for end in (1, 2, WINDOW, WINDOW + 1, size):
             sequence = DrivenSequence([int(token) for token in TOKENS[:end]])
             output = executor.execute(driver.batch([sequence]))
-            driver.free += sequence.blocks
+            driver.release(sequence)
             assert (output.logits[0] == found[end - 1]).all()
         batch = driver.batch([DrivenSequence(TOKENS[:-1].tolist())])
         asked = replace(batch, prompt_logprob_rows=[0], prompt_logprob_targets=[TOKENS[1:]])
