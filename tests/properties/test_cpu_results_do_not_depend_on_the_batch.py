@@ -310,7 +310,7 @@ def check_prompts(
     # Where bits are not promised, a near tie between experts goes one way alone and another in
     # company, and what is said from there on is something else (ADR 0032).
     has_ties = model_of(kind)[0].mixture is not None and not target.keeps_bits
-    if len(others) > (len(each) // 4 if has_ties else 0):
+    if len(others) > (max(1, len(each) // 4) if has_ties else 0):
         raise others[0]
 
 
