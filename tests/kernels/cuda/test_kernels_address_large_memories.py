@@ -13,61 +13,44 @@ from bench.gpu.cases import (
     attention_prefill,
     dense_matmul,
     draw_cases,
+    latent_attention,
+    latent_write,
     logits,
     quantized_matmul,
     sampling,
 )
+from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_wide import WideDecodeVariant, WidePrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
+from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVariant
+from kernels.cuda.latent_write import LatentWriteVariant
 from kernels.cuda.logprobs import LogprobsVariant
 from kernels.cuda.quantized_formats import PANEL_ROWS
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.sampling import SamplingVariant
-from tests.kernels.cuda.compiled import run_compiled
-from tests.kernels.cuda.simulation import simulate
+from tests.kernels.cuda.far_memory import (
+    FAR,
+    LARGEST_BLOCK,
+    RUNS,
+    faults,
+    moved,
+    placed,
+    spread,
+    with_argument,
+)
 from tests.simt.memory import Spread
 
-FAR = 2**32 + 2**12  # neither 32 bits with a sign nor without hold a multiple of it
-LARGEST_BLOCK = 2**31 - 2**12  # its stride is 32 bits with a sign, where the third begins is not
-
-# Where the scalars stand among the arguments, from the end.
-BLOCK_STRIDE, QUERY_STRIDE = -6, -8
-WRITTEN_BLOCK_STRIDE = -9  # of `rope_write_kv`
-
-
-def spread(case: Case, name: str, argument: int, far: int = FAR) -> Case:
-    """Return the case with the rows of an array `far` apart, and the argument that says so."""
-    array = case.arrays[name]
-    pieces = Spread(array, tuple(far * i for i in range(len(array))))
-    first, *others = case.launches
-    arguments = list(first.arguments)
-    arguments[argument] = far
-    launches = (dataclasses.replace(first, arguments=tuple(arguments)), *others)
-    return dataclasses.replace(case, arrays={**case.arrays, name: pieces}, launches=launches)
-
-
-@pytest.fixture(
-    params=[simulate, pytest.param(run_compiled, marks=pytest.mark.slow)],
-    ids=["source", "compiled"],
-)
-def run(request):
-    return request.param
-
-
-def faults(case: Case, run) -> list[str]:
-    outputs = run(case)
-    return case.faults(
-        {name: x.values if isinstance(x, Spread) else x for name, x in outputs.items()}
-    )
+pytestmark = RUNS
 
 
 def spread_pool_and_query(case: Case) -> Case:
-    case = spread(spread(case, "pool", BLOCK_STRIDE, LARGEST_BLOCK), "query", QUERY_STRIDE)
+    case = spread(spread(case, "pool", "block_stride", LARGEST_BLOCK), "query", "query_stride")
     assert case.arrays["block_tables"].max() > 2
     return case
 
@@ -110,11 +93,33 @@ def test_attention_with_heads_of_512_finds_them_too(kind, dtype, run):
     assert faults(spread_pool_and_query(case), run) == []
 
 
+@pytest.mark.spread(2)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", [LatentDecodeVariant, LatentPrefillVariant])
+def test_attention_over_latents_finds_them_too(kind, dtype, run):
+    variant = kind(dtype, 4, 256, 32, 16)
+    if kind is LatentDecodeVariant:
+        case = latent_attention.draw_decode(variant, (18, 3))
+    else:
+        case = latent_attention.draw_prefill(variant, ((2, 18), (1, 3)))
+    assert case.arrays["block_tables"].max() > 2
+    case = spread(spread(case, "pool", "block_stride", LARGEST_BLOCK), "queries", "query_stride")
+
+    assert faults(case, run) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_latents_are_written_to_their_blocks(dtype, run):
+    (case, *_) = latent_write.draw_cases(LatentWriteVariant(dtype, 256, 32, 16))
+
+    assert faults(spread(case, "pool", "block_stride"), run) == []
+
+
 @pytest.mark.parametrize("kv_dtype", [None, "float8"])
 def test_keys_and_values_are_written_to_their_blocks(kv_dtype, run):
     (case,) = draw_cases(RopeWriteKvVariant("bfloat16", 64, 16, kv_dtype))
 
-    assert faults(spread(case, "pool", WRITTEN_BLOCK_STRIDE), run) == []
+    assert faults(spread(case, "pool", "block_stride"), run) == []
 
 
 def test_blocks_are_copied_to_and_from_far_places(run):
@@ -129,6 +134,15 @@ def test_blocks_are_copied_to_and_from_far_places(run):
     moved = np.where(pairs < 0, pairs, pairs + far).astype(np.int32)
 
     assert faults(dataclasses.replace(case, arrays={**pools, "pairs": moved}), run) == []
+
+
+def test_rows_of_a_far_part_of_an_embedding_are_copied(run):
+    (case, *_) = draw_cases(EmbeddingVariant("bfloat16"))
+    far = FAR // case.arrays["table"].shape[1] + 1  # tokens
+    ids = case.arrays["token_ids"] + np.int32(far)
+    case = dataclasses.replace(case, arrays={**case.arrays, "token_ids": ids})
+
+    assert faults(moved(case, "table", far), run) == []
 
 
 @pytest.mark.parametrize("weights", ["Q4_Z_G64", "Q8_0", "FP8"])
@@ -149,7 +163,7 @@ def test_products_are_written_to_rows_far_apart(run):
         QuantizedMatmulVariant("Q8_0", "bfloat16", 8), 2, 20, 1, 3, alone=0
     )
 
-    assert faults(spread(case, "out", -2), run) == []
+    assert faults(spread(case, "out", "out_width"), run) == []
 
 
 def test_gates_and_their_values_lie_far_apart_and_so_do_rows_they_are_written_to(run):
@@ -164,7 +178,7 @@ def test_gates_and_their_values_lie_far_apart_and_so_do_rows_they_are_written_to
     launches = (dataclasses.replace(one, arguments=arguments),)
     case = dataclasses.replace(case, arrays={**case.arrays, "weights": weights}, launches=launches)
 
-    assert faults(spread(case, "out", -3), run) == []
+    assert faults(spread(case, "out", "out_width"), run) == []
 
 
 @pytest.mark.spread(1)
@@ -190,3 +204,12 @@ def test_logits_are_read_from_their_rows(case, run):
     )
 
     assert faults(case, run) == []
+
+
+def test_logits_of_the_largest_vocabulary_there_can_be_are_adjusted(run):
+    vocab = 2**31 - 1
+    case = logits.draw_adjust_case(AdjustLogitsVariant(threads=64), 45)
+    starts = [vocab * row for row in range(len(case.arrays["adjusted"]))]
+    case = placed(placed(case, "adjusted", starts), "counts", starts)
+
+    assert faults(with_argument(case, "vocab", vocab), run) == []
