@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_an_extra_is_installed_from_the_source_as_the_readme_does_it():
     assert the_extra("http") == (
-        "the extra 'http' (in the source directory: pip install -c constraints.txt '.[http]')"
+        "the extra 'http' (in the source directory: pip install -c constraints.txt -e '.[http]')"
     )
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "pip install -c constraints.txt '.[http]'" in readme
+    assert "pip install -c constraints.txt -e '.[http]'" in readme
 
 
 @pytest.mark.parametrize("module", [server, instruments, provider, plots])
