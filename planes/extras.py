@@ -5,4 +5,5 @@ from __future__ import annotations
 
 def the_extra(name: str) -> str:
     """Name one of the package's extras, and how it is installed."""
-    return f"the extra {name!r} (in the source directory: pip install -c constraints.txt -e '.[{name}]')"
+    command = f"pip install -c constraints.txt -e '.[{name}]'"
+    return f"the extra {name!r} (in the source directory: {command})"

@@ -176,7 +176,7 @@ def test_a_missing_library_is_one_line_that_names_the_extra(cache_dir):
 
     assert str(refusal.value) == (
         "the CUDA compiler needs the library nvJitLink, which is not installed: "
-        "the extra 'cuda' (in the source directory: pip install -c constraints.txt '.[cuda]')"
+        "the extra 'cuda' (in the source directory: pip install -c constraints.txt -e '.[cuda]')"
     )
 
 
