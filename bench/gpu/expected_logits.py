@@ -8,13 +8,19 @@ beside the machine code, and a report that takes that over (`--prebuilt`) takes 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+import compute_plane
+import kernels
 from bench.gpu import drawn_models, teacher_steps
 
 if TYPE_CHECKING:
@@ -23,7 +29,8 @@ if TYPE_CHECKING:
 
 FILE: Final = "expected_logits.npz"
 SOURCES: Final = (drawn_models, teacher_steps)
-"""Modules that decide what is expected of a shape."""
+PACKAGES: Final = (compute_plane, kernels)
+"""Whose sources decide what is expected of a shape."""
 
 Logits = list["Float32Array"]
 
@@ -46,23 +53,33 @@ def take_over(source: Path, directory: Path) -> bool:
     if not (source / FILE).exists():
         return False
     directory.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / FILE, directory / FILE)
+    part = directory / f"{FILE}.part"
+    shutil.copyfile(source / FILE, part)
+    os.replace(part, directory / FILE)
     return True
 
 
 def read(directory: Path, shape: Architecture) -> Logits | None:
     """Return what is expected of a shape; None if that was not written, or of other sources."""
     try:
-        with np.load(directory / FILE) as arrays:
+        with (directory / FILE).open("rb") as file, np.load(file) as arrays:
             names = sorted(name for name in arrays if name.startswith(f"{_digest(shape)}/"))
             return [arrays[name] for name in names] or None
-    except (OSError, ValueError, EOFError):
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
 
 
 def _digest(shape: Architecture) -> str:
     told = repr((shape.spec, sorted((name, of.label) for name, of in shape.formats.items())))
-    digest = hashlib.sha256(told.encode())
-    for module in SOURCES:
-        digest.update(Path(module.__file__ or "").read_bytes())
-    return digest.hexdigest()[:24]
+    return hashlib.sha256(told.encode() + _digest_of_sources()).hexdigest()[:24]
+
+
+@cache
+def _digest_of_sources() -> bytes:
+    files = [Path(module.__file__ or "") for module in SOURCES]
+    for package in PACKAGES:
+        files += sorted(Path(package.__file__ or "").parent.rglob("*.py"))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.digest()

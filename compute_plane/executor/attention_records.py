@@ -97,7 +97,7 @@ class AttentionRecords:
         self._queries = self._floats(max_tokens * max(heads.query_size for heads in kinds))
         self._growth = self._growth_of(spec)
         self._partials = self._floats(
-            most_shared_items(spec.context_length, pool.block_size)
+            most_shared_items(min(spec.context_length, pool.num_tokens), pool.block_size)
             * max(attention_partial_floats(heads.num_heads, heads.head_dim) for heads in kinds)
         )
         self.before: list[int] = []

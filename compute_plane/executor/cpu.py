@@ -149,7 +149,7 @@ class CpuExecutor:
             kv_pool.block_size,
             work_heads(spec),
             num_threads,
-            most_shared_items(spec.context_length, kv_pool.block_size),
+            most_shared_items(min(spec.context_length, kv_pool.num_tokens), kv_pool.block_size),
         )
         self._decode = DecodeSteps(
             self._shape,

@@ -133,7 +133,7 @@ class LatentRecords:
         self._queries = floats(max_rows * heads * of.row_size)
         self._attended = floats(max_rows * heads * of.rank)
         self._given = floats(max_rows * spec.attended_size)
-        most = most_shared_items(spec.context_length, pool.block_size)
+        most = most_shared_items(min(spec.context_length, pool.num_tokens), pool.block_size)
         self._partials = floats(most * attention_partial_floats(heads, of.rank))
         # One behind the other: rows of a head begin max_rows rows behind those of the one before.
         self.rows = RowBuffers(arena, max_rows * heads, max(of.plain, of.rank))

@@ -62,6 +62,11 @@ class KvPool:
         return self.data.ctypes.data
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that all blocks hold."""
+        return self.num_blocks * self.block_size
+
+    @property
     def block_size(self) -> int:
         """Tokens of a block, B."""
         return self.layout.block_size

@@ -34,13 +34,12 @@ class Arrival(NamedTuple):
 class Arrivals:
     """Looks waiting sequences over before `RunningSet.admit` lets them in."""
 
-    __slots__ = ("_block_size", "_kv", "_num_digests_left", "_reached", "_running")
+    __slots__ = ("_block_size", "_kv", "_num_digests_left", "_running")
 
     def __init__(self, kv_cache: KVCacheManagerProtocol, running: RunningSet) -> None:
         self._kv = kv_cache
         self._block_size = kv_cache.block_size
         self._running = running
-        self._reached: tuple[TokenChain | None, int] = None, 0
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -104,12 +103,13 @@ class Arrivals:
         num_blocks = max_tokens // self._block_size
         num_before = chain.num_digested
         if len(self._running) > 0:
-            reached = self._reached[1] if self._reached[0] is chain else 0
-            num_blocks = min(num_blocks, max(reached, num_before) + self._num_digests_left)
+            reached = max(chain.num_reached, num_before)
+            num_blocks = min(num_blocks, reached + self._num_digests_left)
         block_ids = sharing.find_prefix(chain, num_blocks * self._block_size)
-        self._num_digests_left -= max(0, chain.num_digested - num_before)
+        num_digests = chain.num_digested - num_before
+        self._num_digests_left = max(0, self._num_digests_left - num_digests)
         if len(block_ids) == num_blocks < max_tokens // self._block_size:
-            self._reached = chain, num_blocks
+            chain.num_reached = num_blocks
             return None
         return block_ids
 

@@ -174,13 +174,16 @@ class KVCacheManager:
         """Return the sequence's tokens as `find_prefix` wants them; None without prefix cache."""
         if not self._is_caching:
             return None
-        return TokenChain(
+        chain = TokenChain(
             prompt,
             output,
             block_size=self._block_size,
             roles_matter=self._roles_matter,
             salt=salt,
         )
+        if self._cache.last_chain is not None:
+            chain.take_over(self._cache.last_chain)
+        return chain
 
     def find_prefix(self, chain: TokenChain, max_tokens: int) -> list[int]:
         """Return the blocks that hold the first tokens of a sequence, `max_tokens` at most."""

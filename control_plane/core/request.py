@@ -220,14 +220,14 @@ class Sequence:
     leaves a state to be found again (`control_plane.core.states`).
 
     `stay`: the number of the time for which it holds a slot and a table; 0: it holds none.
-    `needs_start`: the compute plane does not know the slot as this sequence, or not all its tokens;
-    `is_on_plane`: its slot is started there, with this sequence's table. `origin`: what it can be
-    started from, as long as that stays. `shares_tail`: its
-    last block may be half-full and in another table too. `draining`: not scheduled, waiting for its
-    steps in flight, then preempted or finished. `constraint`: what it may say, None: anything; its
-    rows wait for its newest token, which decides that. `first_end`: place of the first token, the
-    prompt's counted, that may be an end. Before it, and with any of the other four, it
-    `is_special`: a decode row of it takes more than the next token.
+    `needs_start`: the compute plane does not know the slot as this sequence, or not all its
+    tokens; `is_on_plane`: its slot is started there, with this sequence's table. `origin`: what it
+    can be started from, as long as that stays; `begun_from`: the stay of whom its slot was started
+    with. `shares_tail`: its last block may be half-full and in another table too. `draining`: not
+    scheduled, waiting for its steps in flight, then preempted or finished. `constraint`: what it
+    may say, None: anything; its rows wait for its newest token, which decides that. `first_end`:
+    place of the first token, the prompt's counted, that may be an end. Before it, and with any of
+    the other four, it `is_special`: a decode row of it takes more than the next token.
 
     `is_beam`: it is scheduled again only when all beams of its search have `logprobs`, those of the
     tokens that may follow. `is_done`: the sample has ended. `discards`: what its steps in flight
@@ -251,6 +251,7 @@ class Sequence:
     needs_start: bool = True
     is_on_plane: bool = False
     origin: Origin | None = None
+    begun_from: int = 0
     shares_tail: bool = False
     draining: bool = False
     is_special: bool = True

@@ -86,11 +86,17 @@ class Results:
         ]
         if not taken:
             return
+        are_allowed = [_is_allowed(seq.allowed_tokens(), tokens[0]) for _, tokens, seq in taken]
         taken[0][0].constrainer.advance([entry[:2] for entry in taken])
-        for constraint, _, seq in taken:
-            if constraint.error is not None:
-                seq.discards = True
+        for (constraint, tokens, seq), is_allowed in zip(taken, are_allowed, strict=True):
+            if constraint.error is None:
+                continue
+            seq.discards = True
+            if is_allowed:
                 self._fail(seq, *_end_of_form(seq.request, constraint.error), events)
+            else:
+                why = f"the compute plane sampled token {tokens[0]}, which its form forbids"
+                self._fail(seq, why, None, events)
 
     def _accept(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
         """Append the sampled tokens to their samples and end those that are done."""
@@ -212,6 +218,13 @@ class Results:
                 events[index] = event._replace(logprobs=(token.logprobs,))
             elif event.finish_reason is FinishReason.STOP:
                 events[index] = event._replace(end_token=token)
+
+
+def _is_allowed(mask: bytes | None, token_id: int) -> bool:
+    """Whether a token's bit is set, or there is no mask."""
+    return mask is None or (
+        token_id // 8 < len(mask) and bool(mask[token_id // 8] >> token_id % 8 & 1)
+    )
 
 
 def _end_of_form(request: Request, why: str) -> tuple[str, str | None]:

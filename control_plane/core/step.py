@@ -121,6 +121,7 @@ class Step:
         """
         request = seq.request
         prefix = None if seq.origin is None else seq.origin.prefix()
+        seq.begun_from = 0 if seq.origin is None or prefix is None else seq.origin.stay
         seq.origin = None
         seq.needs_start = False
         seq.is_on_plane = True

@@ -18,8 +18,8 @@ SONG = list(range(10, 34))
 
 
 def mask(num_tokens: int) -> bytes:
-    """Stands for what may follow so many tokens of a song."""
-    return b"after %d" % num_tokens
+    """Stands for what may follow so many tokens of a song, which is any of its tokens."""
+    return b"\xff" * 8 + b"after %d" % num_tokens
 
 
 @dataclass(eq=False)

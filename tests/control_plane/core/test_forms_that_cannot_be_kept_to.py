@@ -69,3 +69,15 @@ def test_where_none_does_there_is_none(engine):
     ask(e, None, 3)
     event = last_event(e)
     assert (event.error, event.error_field) == ("it takes too much", None)
+
+
+def test_a_plane_that_keeps_to_no_mask_is_not_its_callers_fault(engine):
+    e = engine()
+    request = ask(e, FORM, 0)
+    request.constraints[0].allowed_tokens = b"\xdf" * 4  # not token 5, which the plane samples
+    e.send()
+    (event,) = e.commit()
+    assert (event.error, event.error_field) == (
+        "the compute plane sampled token 5, which its form forbids",
+        None,
+    )

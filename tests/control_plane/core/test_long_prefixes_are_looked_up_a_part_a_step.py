@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 
 import pytest
 
@@ -77,6 +78,27 @@ def test_with_nobody_to_wait_for_it_it_is_looked_up_at_once(engine) -> None:
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("num_blocks", [29, 30, 31, 60, 61, 100])
+def test_all_who_come_together_find_what_they_have_in_common(engine, num_blocks: int) -> None:
+    e = with_a_cached_text(engine)
+    asked = [e.ask(number, [*TEXT[: 4 * num_blocks], number], max_tokens=2) for number in (2, 3, 4)]
+    e.step()
+    assert [request.cached_tokens for request in asked] == [4 * num_blocks] * 3
+
+
+@pytest.mark.usefixtures("few")
+def test_what_a_burst_has_in_common_is_digested_once(engine, digested) -> None:
+    e = with_a_cached_text(engine, max_batch_size=32)
+    e.ask(2, [900], max_tokens=30)
+    e.step()
+    digested.clear()
+    for number in range(3, 20):
+        e.ask(number, [*TEXT[:80], number], max_tokens=2, arrival_time=number)
+    assert e.step().prefill_request_ids == list(range(3, 20))
+    assert digested == list(range(20))
+
+
+@pytest.mark.usefixtures("few")
 def test_what_is_not_there_is_not_digested(engine, digested) -> None:
     e = with_a_cached_text(engine)
     e.ask(2, [900], max_tokens=30)
@@ -90,15 +112,19 @@ def test_what_is_not_there_is_not_digested(engine, digested) -> None:
 @pytest.mark.usefixtures("few")
 def test_requests_admitted_in_one_step_share_its_time(engine, digested) -> None:
     e = with_a_cached_text(engine)
+    texts = [[*(number * 1000 + token for token in range(80))] for number in (3, 4, 5)]
+    for number, text in enumerate(texts, 3):
+        e.ask(number, text, max_tokens=1)
+    e.run()
     e.ask(2, [900], max_tokens=30)
     e.step()
-    for number in (3, 4, 5):
-        e.ask(number, [*TEXT[: 4 * 20], number], max_tokens=2, arrival_time=number)
+    for number, text in enumerate(texts, 13):
+        e.ask(number, [*text, number], max_tokens=2, arrival_time=number)
     digested.clear()
-    assert e.step().prefill_request_ids == [3]
+    assert e.step().prefill_request_ids == [13]
     assert len(digested) <= 31  # and the block that the admitted one fills
     # Of the second one a part was digested already, so there is time for the third.
-    assert e.step().prefill_request_ids == [4, 5]
+    assert e.step().prefill_request_ids == [14, 15]
 
 
 def test_who_waits_for_room_is_not_looked_up_anew_in_each_step(engine, looked_at) -> None:
@@ -131,6 +157,44 @@ def test_what_was_found_is_forgotten_from_the_first_block_that_is_lost() -> None
     assert cache.find(other, 2) == []
     cache.remove(7)
     assert cache.find(chain, 100) == list(range(100, 130))
+
+
+def test_a_chain_takes_over_what_is_the_same() -> None:
+    draw = random.Random(5)
+    for _ in range(300):
+        size = draw.choice([1, 4, 16])
+        num_tokens = draw.randrange(1, 80 * size)
+        first = [draw.randrange(9) for _ in range(num_tokens)]
+        second = first[: draw.randrange(num_tokens + 1)] + [9] * draw.randrange(40)
+        one = TokenChain(first, [], block_size=size, roles_matter=True)
+        num_digested = draw.randrange(num_tokens // size + 1)
+        if num_digested:
+            one.block(num_digested - 1)
+        other = TokenChain(second, [], block_size=size, roles_matter=True)
+        fresh = TokenChain(second, [], block_size=size, roles_matter=True)
+        other.take_over(one)
+        pairs = enumerate(zip(first, second, strict=False))
+        num_same = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+        assert other.num_digested == min(num_digested, num_same // size)
+        for index in range(len(second) // size):
+            assert other.block(index) == fresh.block(index)
+
+
+def test_a_chain_of_another_tenant_gives_nothing() -> None:
+    one = TokenChain(TEXT, [], block_size=4, roles_matter=True, salt="one")
+    one.block(50)
+    other = TokenChain(TEXT, [], block_size=4, roles_matter=True, salt="other")
+    other.take_over(one)
+    assert other.num_digested == 0
+
+
+def test_the_chain_of_a_request_that_has_ended_is_let_go(engine) -> None:
+    e = with_a_cached_text(engine)
+    e.ask(2, [*TEXT, 7], max_tokens=1)
+    e.run()
+    e.scheduler.get_completed()
+    gc.collect()
+    assert e.kv._cache.last_chain is None
 
 
 def test_blocks_that_can_be_found_are_nothing_to_the_garbage_collector() -> None:

@@ -215,3 +215,23 @@ def test_a_sample_whose_prompt_failed_in_the_step_is_lost_with_it(engine):
     assert events[-1].error == "broken"
     assert request.state.is_final
     assert e.used_blocks == 0
+
+
+@pytest.mark.parametrize("start_prefixes", [False, True])
+def test_a_fork_does_not_fail_because_its_parent_does(engine, start_prefixes: bool):
+    """Its start is on the way when the parent fails: the compute plane poisons both slots."""
+    e = engine(prefix_cache=True, start_prefixes=start_prefixes)
+    e.ask(1, [7] * 9, max_tokens=1)
+    e.run()
+    parent = e.ask(2, [*[7] * 8, 8], max_tokens=9)
+    e.send()
+    child = Request(3, list(parent.input_tokens), GenerationParams(max_tokens=9, seed=2))
+    e.scheduler.fork(2, child)
+    e.send()
+    e.commit(failures=(RowFailure(0, "broken"),))
+    assert (parent.error, child.error) == ("broken", None)
+    rows = e.in_flight[0].batch.num_rows
+    e.commit(failures=tuple(RowFailure(row, "poisoned") for row in range(rows)) * start_prefixes)
+    assert child.error is None
+    e.run()
+    assert child.output_tokens == [5] * 9
