@@ -49,9 +49,11 @@ class SchedulingLimits:
     """How much is computed at once. The compute plane's own limits lower these where smaller."""
 
     max_batch_size: int = setting(
-        32, help="rows (requests) of one step", minimum=1, maximum=MAX_COUNT
+        32, help="rows (sequences) of one step", minimum=1, maximum=MAX_COUNT
     )
-    max_num_seqs: int = setting(256, help="requests that run at once", minimum=1, maximum=MAX_COUNT)
+    max_num_seqs: int = setting(
+        256, help="sequences that run at once, one a sample or beam", minimum=1, maximum=MAX_COUNT
+    )
     max_model_len: int = setting(
         2048, help="prompt and completion tokens of one request", minimum=2, maximum=1 << 30
     )
@@ -71,7 +73,7 @@ class SchedulingLimits:
         4096, help="requests that wait; more are refused", minimum=1, maximum=MAX_COUNT
     )
     prefix_cache: bool = setting(
-        True, help="find again what prompts have in common with earlier ones"
+        True, help="reuse the KV blocks of prompt prefixes computed before"
     )
     speculative_tokens: int = setting(
         0,

@@ -57,7 +57,9 @@ Action = Callable[[], int]
 
 app = typer.Typer(
     name=PROGRAM,
-    help="LLM inference with a CPU control plane and a compute plane that meet on a gRPC wire.",
+    help="LLM inference with a CPU control plane and a compute plane that meet on a gRPC wire. "
+    "Commands, each with its --help: serve, chat, complete, embed, health, replay, bench, token, "
+    "control-plane, compute-plane.",
     no_args_is_help=False,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -238,7 +240,7 @@ def compute_plane_command() -> Action:
 
 def _refuse_plane() -> int:
     # `main` runs planes before anything is parsed, unless something stands in front of them.
-    raise ValidationError(f"nothing may stand in front of {' or '.join(PLANES)}")
+    raise ValidationError(f"options must come after {' or '.join(PLANES)}")
 
 
 def _print_version() -> int:

@@ -40,9 +40,9 @@ class InferenceEngine:
     """Generates text for many prompts at once.
 
     `config`: None takes every default. `tokenizer`: an object with the methods of
-    `hetero_infer.Tokenizer`, in place of the model's. `executor`: `cpu`, `simulated`, or your own
-    as `module:attribute`, in place of the one in `config`; the compute plane, a process of its own,
-    imports it and calls it with an `ExecutorContext`.
+    `hetero_infer.Tokenizer`, in place of the model's. `executor`: `auto`, `cpu`, `cuda`,
+    `simulated`, or your own as `module:attribute`, in place of the one in `config`; the compute
+    plane, a process of its own, imports it and calls it with an `ExecutorContext`.
 
         # my_module.py, on the import path or in the working directory
         def make(context: ExecutorContext) -> GPUExecutor:

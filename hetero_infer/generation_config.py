@@ -157,7 +157,7 @@ class GenerationConfig:
     )
     presence_penalty: float = setting(
         DEFAULT_PARAMS.presence_penalty,
-        help="taken from the logits of tokens in the answer; 0: off",
+        help="subtracted from the logits of tokens in the answer; 0: off",
         minimum=-MAX_PENALTY,
         maximum=MAX_PENALTY,
     )
@@ -198,7 +198,7 @@ class GenerationConfig:
     ignore_eos: bool = setting(False, help="go on to --max-tokens past the end of the text")
     min_tokens: int = setting(
         DEFAULT_PARAMS.min_tokens,
-        help="tokens before which nothing ends the answer, at most --max-tokens",
+        help="least tokens of an answer, at most --max-tokens: nothing ends it before",
         minimum=0,
     )
     logprobs: int | None = setting(

@@ -98,7 +98,7 @@ class Meter:
         if wait_s > 0:
             raise TokenRateError(
                 f"max_tokens_per_minute of this token, {self._limits.max_tokens_per_minute}, is "
-                f"used up for {wait_s:.1f} s",
+                f"used up; retry in {wait_s:.1f} s",
                 retry_after_s=wait_s,
             )
 

@@ -50,7 +50,7 @@ class GenerationParams:
     `min_tokens` where that is more, and what the context has room for, where that is less.
     `temperature`: 0 is greedy, at most 2.
     `top_p`: nucleus sampling threshold in (0, 1]; 1 keeps the whole vocabulary.
-    `seed`: key of the random generator, 0 to 2^64 − 1; None lets the edge draw one.
+    `seed`: key of the random generator, 0 to 2^64 − 1; None: one is drawn as the request comes in.
     `ignore_eos`: go on to `max_tokens` past an end-of-sequence token.
     `min_tokens`: tokens of a sample before which neither an end token of the model nor one of
     `stop_token_ids` may come, and a text of `stop` that is complete ends nothing; at most
@@ -59,8 +59,8 @@ class GenerationParams:
     `min_p`: draw only from tokens at least so many times as likely as the best, 0 to 1; 0: off.
     `repetition_penalty`: what the logits of tokens in prompt and output are divided by (multiplied,
     where negative), greater than 0, at most 100; 1: off.
-    `presence_penalty`, `frequency_penalty`: taken from the logits of tokens in the output, once and
-    for each time they occur; −2 to 2; 0: off.
+    `presence_penalty`, `frequency_penalty`: subtracted from the logits of tokens in the output,
+    once and for each time they occur; −2 to 2; 0: off.
     `logit_bias`: token id → what is added to its logit, −100 to 100; at most 1024 entries.
     `num_logprobs`: return the log-probability of each token and of this many most likely ones, at
     most 20; None: no log-probabilities.

@@ -13,7 +13,7 @@ from control_plane.core.request import FinishReason, Request, RequestState
 from control_plane.core.states import MIN_STATE_TOKENS
 from planes.errors import ConfigError
 
-OPTIONAL_LIMITS = ("max_slots", "max_prefill_tokens")
+MAY_BE_UNSET = ("max_slots", "max_prefill_tokens")
 MOST_DRAFTS = 7
 """Tokens that a decode row may guess; more rows than 8 cost a step as much as they bring."""
 
@@ -26,7 +26,7 @@ OPTIONAL_PARAMETERS = (
 )
 """Fields of `GenerationParams` that take more of a scheduler than one answer of sampled tokens."""
 
-MAY_BE_NONE = (
+MAY_BE_ZERO = (
     "num_host_blocks",
     "speculative_tokens",
     "grammar_drafts",
@@ -35,7 +35,7 @@ MAY_BE_NONE = (
     "num_states",
 )
 
-NO_NUMBERS = ("memory_threshold", "start_prefixes")
+NOT_INTEGERS = ("memory_threshold", "start_prefixes")
 
 _NOT_WITH_STATES = ("num_host_blocks", "speculative_tokens", "grammar_drafts")
 """A state takes nothing back, and is not in the blocks that are swapped out."""
@@ -93,9 +93,9 @@ class SchedulerConfig:
         """Check every field."""
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name in NO_NUMBERS or (value is None and f.name in OPTIONAL_LIMITS):
+            if f.name in NOT_INTEGERS or (value is None and f.name in MAY_BE_UNSET):
                 continue
-            least = 0 if f.name in MAY_BE_NONE else 1
+            least = 0 if f.name in MAY_BE_ZERO else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(
                     f"{f.name} must be an integer of at least {least}, got {value!r}", field=f.name
@@ -284,7 +284,7 @@ class SchedulerProtocol(Protocol):
     Where the model has states (`SchedulerConfig.num_states`), a row that goes on from tokens that
     another slot computed needs a copy of its state (`StepBatch.state_copies`).
 
-    `now`: the shell's monotonic clock, in seconds, the same that stamped `Request.arrival_time`. A
+    `now`: the engine's monotonic clock, in seconds, the same that stamped `Request.arrival_time`. A
     scheduler that notes no times may ignore it. What it notes in a request (`state`, `history`,
     `samples`, `cached_tokens`) is shown to clients.
     """

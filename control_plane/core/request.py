@@ -46,7 +46,7 @@ class FinishReason(enum.Enum):
 
 
 class StateChange(NamedTuple):
-    """A request entered `state` at `at`, in seconds of the shell's monotonic clock."""
+    """A request entered `state` at `at`, in seconds of the engine's monotonic clock."""
 
     state: RequestState
     at: float
@@ -69,7 +69,7 @@ class Request:
 
     `id` is unique within the engine. `params.seed` is set by then. `eos_token_ids` end the
     generation unless `params.ignore_eos`; the end token itself is not part of `output_tokens`.
-    `arrival_time` is the shell's monotonic clock, in seconds; the core never reads a clock.
+    `arrival_time` is the engine's monotonic clock, in seconds; the core never reads a clock.
     `output_tokens`: of the first sample; the scheduler makes `samples`, whose first has this list.
     `finish_reason`: of the request as a whole, that is of its first sample where all ran to an end.
     `priority`: lower ones are served first; within one, first come, first served.
@@ -310,11 +310,6 @@ class Sequence:
     def num_tokens(self) -> int:
         """Tokens that exist: known here, or sampled on the compute plane and under way."""
         return self.num_known_tokens + self.num_pending_tokens
-
-    @property
-    def num_generated_tokens(self) -> int:
-        """Committed output tokens."""
-        return len(self.output_tokens)
 
     def mark(self) -> None:
         """Derive `is_special` after a change of what it depends on."""

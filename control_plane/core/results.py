@@ -232,5 +232,5 @@ def _end_of_form(request: Request, why: str) -> tuple[str, str | None]:
     wanted = request.params.structured_outputs
     if wanted is None:
         return why, None
-    wrong = wanted.wrong(wanted.kind, f"cannot be kept to any further: {why}")
+    wrong = wanted.wrong(wanted.kind, f"can no longer be satisfied: {why}")
     return wrong.message, wrong.field

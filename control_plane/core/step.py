@@ -33,7 +33,7 @@ class Step:
     their last token is known. `drafts`: those of decode rows, by row; `guesses`: by constrained
     row, what may follow each of them. `holds_back`: no step is to follow before its result.
 
-    The scheduler appends decode rows to `rows` and `positions` itself: they are most of its work.
+    `StepComposer` appends decode rows to `rows` and `positions` itself: they are most of its work.
     """
 
     __slots__ = (

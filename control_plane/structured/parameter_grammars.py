@@ -66,7 +66,7 @@ class ParameterGrammars:
         unknown = [name for name in required if name not in properties]
         others = schema.get("additionalProperties", True)
         if isinstance(others, Mapping) and (unknown or not properties):
-            raise ValueError('in this format answers cannot keep to "additionalProperties"')
+            raise ValueError('this tool-call format does not support "additionalProperties"')
         if "properties" not in schema and not unknown and others is not False:
             self.book.need(self._form.name_rule())
             one = self._form.any_name(self._any_value())

@@ -137,7 +137,7 @@ class TextValues:
         if not texts:
             return None
         if key == "oneOf" and len(texts) > 1:
-            raise ValueError("oneOf is only for alternatives of which one at most is a text")
+            raise ValueError("oneOf is supported only if at most one alternative is a string")
         if ANY_TEXT in texts:
             return ANY_TEXT
         return self._joined([*texts], " | ")

@@ -69,7 +69,7 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
         model: str = "",
         timeout_s: float | None = None,
     ) -> Answer:
-        """Go on with a prompt, text or token ids, and return the whole answer.
+        """Complete a prompt, text or token ids, and return the whole answer.
 
         `params`: None takes the server's defaults. `priority`: lower ones are served first.
         `cache_salt`: only requests of the same salt share cached prompts. `model`: empty: the one

@@ -34,12 +34,14 @@ T = TypeVar("T")
 
 
 class Client(StreamingMethods["Stream"]):
-    """One channel to a server; any thread may use it. Every method raises an `EngineError`.
+    """One channel to a server; any thread may use it.
+
+    Every error that a method raises is an `EngineError`.
 
     `target`: `HOST:PORT` or `unix:PATH`. `token`: shown with every call. `tls`: None: plaintext.
-    `retries`: how often a call is made again at most that found no server, or was told when to come
-    again; 0: never. Nothing is ever made twice that has begun to answer. `on_wait`: called before,
-    with the error and the seconds that are waited, on the thread that waits.
+    `retries`: how many times a call is retried if no server was reached or the server said to come
+    back later; 0: never. A call that has begun to answer is never retried. `on_wait`: called before
+    each wait, with the error and the seconds to be waited, on the thread that waits.
 
     Raises ConfigError for an address or TLS files that cannot be used, ValidationError for what is
     no token, and for a token that would travel in plaintext to another machine.
@@ -67,7 +69,7 @@ class Client(StreamingMethods["Stream"]):
         model: str = "",
         timeout_s: float | None = None,
     ) -> Answer:
-        """Go on with a prompt, text or token ids, and return the whole answer.
+        """Complete a prompt, text or token ids, and return the whole answer.
 
         `params`: None takes the server's defaults. `priority`: lower ones are served first.
         `cache_salt`: only requests of the same salt share cached prompts. `model`: empty: the one

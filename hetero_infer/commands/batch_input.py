@@ -129,8 +129,8 @@ def _check_ids(jobs: Iterable[Job]) -> None:
     for job in jobs:
         if job.key in places:
             raise ValidationError(
-                f"the id {job.key} occurs twice, {places[job.key]} and {job.place}; results are "
-                "told apart by it (without one, a line is called by its number, a file by name)",
+                f"the id {job.key} is used twice, {places[job.key]} and {job.place}; results are "
+                "matched by id (without one, a line by its number, a file by its name)",
                 field="id",
             )
         places[job.key] = job.place

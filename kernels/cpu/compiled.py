@@ -26,8 +26,6 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 EXACT_ORDER: Final = {"contract"}
 """Fused multiply-add allowed; every sum runs in the order that is written."""
-FREE_ORDER: Final = {"contract", "reassoc", "nsz"}
-"""A sum may be split into vector lanes. Only for loops whose length the row alone decides."""
 KERNELS: Final = "kernels.cpu."
 
 # The choice is made at the latest now: Numba asks what to compile for when it sees a function.
@@ -41,15 +39,12 @@ class _Definition:
 
     function: Callable[..., None]
     num_arguments: int
-    fastmath: set[str]
 
 
 _definitions: Final[dict[str, _Definition]] = {}
 
 
-def operation(
-    *, free_order: bool = False, num_arguments: int = 5
-) -> Callable[[Callable[..., None]], Operation]:
+def operation(*, num_arguments: int = 5) -> Callable[[Callable[..., None]], Operation]:
     """Make a module-level function of integers an `Operation`.
 
     It can call what is inlined or emitted, and memory, nothing of Python's.
@@ -60,8 +55,7 @@ def operation(
         name = f"{module.removeprefix(KERNELS)}.{function.__name__}"
         if not module.startswith(KERNELS):
             name = f"{module}:{function.__name__}"
-        fastmath = FREE_ORDER if free_order else EXACT_ORDER
-        _definitions[name] = _Definition(function, num_arguments, fastmath)
+        _definitions[name] = _Definition(function, num_arguments)
         return operation_named(name)
 
     return defined
@@ -72,7 +66,7 @@ def define(made: Operation, function: Callable[..., None]) -> None:
 
     Its name begins with the module that calls this.
     """
-    _definitions[made.name] = _Definition(function, 5, EXACT_ORDER)
+    _definitions[made.name] = _Definition(function, 5)
 
 
 def object_code(name: str) -> bytes:
@@ -85,7 +79,7 @@ def object_code(name: str) -> bytes:
     definition = _definitions[name]
     arguments = [types.int64] * definition.num_arguments
     compile_function = numba.cfunc(
-        types.void(*arguments), nopython=True, error_model="numpy", fastmath=definition.fastmath
+        types.void(*arguments), nopython=True, error_model="numpy", fastmath=EXACT_ORDER
     )
     with uncollected():
         compiled = compile_function(definition.function)
@@ -131,10 +125,10 @@ def _entry(symbol: str, function: str, definition: _Definition) -> str:
     """
 
 
-def inlined(*, free_order: bool = False) -> Callable[[Function], Function]:
+def inlined() -> Callable[[Function], Function]:
     """Compile a function that operations call; it becomes part of their machine code."""
     decorate: Callable[[Function], Function] = numba.njit(
-        nogil=True, error_model="numpy", fastmath=FREE_ORDER if free_order else EXACT_ORDER
+        nogil=True, error_model="numpy", fastmath=EXACT_ORDER
     )
     return decorate
 
@@ -155,9 +149,7 @@ def _elements_at(element: types.Type, stored_as: ir.Type) -> Any:  # noqa: ANN40
 
 
 float32_at = _elements_at(types.float32, F32)
-float64_at = _elements_at(types.float64, ir.DoubleType())
 int64_at = _elements_at(types.int64, I64)
-uint64_at = _elements_at(types.uint64, I64)
 int32_at = _elements_at(types.int32, I32)
 uint16_at = _elements_at(types.uint16, I16)
 int8_at = _elements_at(types.int8, I8)

@@ -111,7 +111,8 @@ def test_a_configuration_that_ties_yields_to_an_output_matrix_of_its_own(tiny, t
 def test_buffers_that_old_checkpoints_stored_are_passed_over(tiny, tmp_path):
     model = tiny.model()
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
-    load_model(str(tiny.directory(tmp_path / "m", model, weights=model.weights | extra)))
+    loaded = load_model(str(tiny.directory(tmp_path / "m", model, weights=model.weights | extra)))
+    assert {*loaded.source.names} == {*model.weights}
 
 
 def test_llama3_scaling_is_read_from_old_and_new_configurations(tiny, tmp_path):

@@ -27,7 +27,7 @@ def test_a_debt_is_paid_by_time_and_the_error_says_how_long():
     meter = Meter(Limits(max_tokens_per_minute=60), now=0.0)
     meter.begin(now=0.0)
     meter.book(100, now=0.0)  # 40 more than there were
-    with pytest.raises(TokenRateError, match="60, is used up for 31") as caught:
+    with pytest.raises(TokenRateError, match="60, is used up; retry in 31") as caught:
         meter.begin(now=10.0)
     assert caught.value.retry_after_s == pytest.approx(31.0)
     meter.begin(now=41.0)

@@ -57,9 +57,7 @@ def test_the_error_names_the_field_that_asks_for_the_form(engine):
     event = last_event(e)
     assert (event.state, event.finish_reason) == (RequestState.FAILED, FinishReason.ERROR)
     assert event.error_field == "structured_outputs.regex"
-    assert event.error == (
-        "structured_outputs.regex cannot be kept to any further: it takes too much"
-    )
+    assert event.error == ("structured_outputs.regex can no longer be satisfied: it takes too much")
     assert (request.error, request.output_tokens) == (event.error, [5, 5, 5])
     assert e.used_blocks == 0
 

@@ -13,7 +13,7 @@ from hetero_infer.cli import main
 from hetero_infer.client import AnswerParts
 from planes.errors import ValidationError
 
-USED_UP = "max_tokens_per_minute of this token, 20, is used up for 7.0 s"
+USED_UP = "max_tokens_per_minute of this token, 20, is used up; retry in 7.0 s"
 INVALID = "the model's chat template is invalid: unexpected '}'"
 
 

@@ -251,7 +251,7 @@ def test_a_file_of_something_else_is_left_alone(complete, batch, tmp_path, befor
         (
             [],
             ['{"id": 2, "prompt": "x"}', '{"prompt": "y"}'],
-            "the id 2 occurs twice, in line 1 and in line 2; results are told apart by it (without",
+            "the id 2 is used twice, in line 1 and in line 2; results are matched by id (without",
         ),
         (["--input-file=/nowhere"], None, "/nowhere cannot be read"),
         (["/nowhere"], None, "/nowhere cannot be read"),

@@ -35,7 +35,7 @@ def test_health_of_a_plane_that_is_not_there_is_told_by_the_status(run, tmp_path
         (["health", "--target", "nowhere"], "target: expected unix:PATH or HOST:PORT"),
         (["health", "--timeout", "0"], "timeout (from --timeout) must be at least 0.001, got 0"),
         (["--max-tokens", "3", "health"], "--max-tokens means nothing to `health`"),
-        (["--json", "compute-plane"], "nothing may stand in front of control-plane"),
+        (["--json", "compute-plane"], "options must come after control-plane"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_the_callers_error(capsys, arguments, words):
