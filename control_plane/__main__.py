@@ -24,11 +24,11 @@ EXIT_BAD_CONFIG = 2
 _log = structlog.get_logger(__name__)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "control_plane") -> int:
     """Run until a signal; 0 after an orderly end, 1 after a fault, 2 for a bad configuration."""
     ready_fd = None
     try:
-        loaded = load_config(sys.argv[1:] if argv is None else argv)
+        loaded = load_config(sys.argv[1:] if argv is None else argv, prog=prog)
         config = loaded.config
         ready_fd = config.ready_fd
         raise_descriptor_limit()
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(config))
     except ConfigError as error:
-        print(f"control_plane: {error.message}\n", end="", file=sys.stderr)
+        print(f"{prog}: {error.message}\n", end="", file=sys.stderr)
         announce_failure(ready_fd, error.message)  # one that has served ends in another way
         return EXIT_BAD_CONFIG
 

@@ -278,11 +278,11 @@ class LoadedConfig:
     """A line for each `HETERO_*` variable that nobody knows."""
 
 
-def load_config(argv: Sequence[str]) -> LoadedConfig:
+def load_config(argv: Sequence[str], *, prog: str = "control_plane") -> LoadedConfig:
     """Read flags, environment and the JSON file named by `--config` or `HETERO_CONFIG`."""
     parser = PlaneArguments(
         ControlPlaneConfig,
-        prog="control_plane",
+        prog=prog,
         description="The control plane: tokenizer, scheduler, KV page tables, gRPC API.",
     )
     environ = os.environ

@@ -305,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_plane(name: str, arguments: list[str]) -> int:
     """Become a plane: everything from here on is its own affair."""
     main_module = importlib.import_module(f"{name.replace('-', '_')}.__main__")
-    return int(main_module.main(arguments))
+    return int(main_module.main(arguments, prog=f"{PROGRAM} {name}"))
 
 
 def _run(action: Action) -> int:

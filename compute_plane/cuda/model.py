@@ -110,9 +110,9 @@ class LlamaModel:
         for number, (layer, mixer) in enumerate(zip(weights.layers, self._mixers, strict=True)):
             after_mixer, after_mlp = layer.output_norms or (None, None)
             late = step.late if number == self.first_late else None
-            mixed = gone = None
+            mixed = beside = None
             if isinstance(mixer, BothMixer):
-                mixed, gone = mixer.run(hidden, layer.attn_norm, step, turns[number], late, out)
+                mixed, beside = mixer.run(hidden, layer.attn_norm, step, turns[number], late, out)
             elif isinstance(mixer, AttentionMixer | LatentMixer):
                 mixed = mixer.run(hidden, layer.attn_norm, step, turns[number], late)
             elif mixer is not None:
@@ -125,13 +125,13 @@ class LlamaModel:
                 inputs = None if inputs is None else inputs.index_select(0, late.tokens)
                 step = late.step
                 turns = self._turns(step)
-            if gone is not None and mixed is not None:
+            if beside is not None and mixed is not None:
                 assert layer.mixer is not None
                 assert layer.beside is not None
-                self._products.add_both(hidden, (gone, layer.beside.o), (mixed, layer.mixer.o))
+                self._products.add_both(hidden, (beside, layer.beside.o), (mixed, layer.mixer.o))
             elif mixed is not None and layer.mixer is not None:
                 self._products.add(hidden, mixed, layer.mixer.o, after_mixer, layer.mixer.o_bias)
-            del mixed, gone  # their memory serves what follows
+            del mixed, beside  # their memory serves what follows
             self._feed_forward(hidden, layer, after_mlp)
             if self._inputs is not None and inputs is not None and layer.layer_input is not None:
                 self._inputs.add(hidden, inputs, number, layer.layer_input)

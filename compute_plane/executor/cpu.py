@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.executor.cpu_decode import DecodeSteps
+from compute_plane.executor.cpu_decode import CpuDecodeSteps
 from compute_plane.executor.embeddings import EmbeddedTokens, EmbeddingSums
 from compute_plane.executor.interface import (
     CopyKind,
@@ -151,7 +151,7 @@ class CpuExecutor:
             num_threads,
             most_shared_items(min(spec.context_length, kv_pool.num_tokens), kv_pool.block_size),
         )
-        self._decode = DecodeSteps(
+        self._decode = CpuDecodeSteps(
             self._shape,
             self._headers,
             group=self._group,

@@ -81,7 +81,7 @@ class _Run:
         )
 
 
-class DecodeSteps:
+class CpuDecodeSteps:
     """Describes the steps that it takes in headers of its own, beside `headers`.
 
     `most_rows`: of a step. `tells_prompts_apart`: tokens of prompts are not computed as generated

@@ -236,9 +236,11 @@ class ExecutionOutput:
 class GPUExecutor(Protocol):
     """Runs batches on one device. Called by one thread only, the device thread.
 
-    The name is the public one of the seed documents; the device need not be a GPU. One that has an
-    attribute `gives_embeddings` that is true is asked for hidden states (`ExecutionBatch`), others
-    are not.
+    The name is the public one of the seed documents; the device need not be a GPU. It may have
+    `numerics_id`, a text that is equal where results are equal to the bit; `gives_embeddings`: true
+    if it can be asked for hidden states (`ExecutionBatch`); and `launch` (`PipelinedExecutor`). The
+    plane calls `execute` alone: an executor with graphs takes them there by itself, and the other
+    two are for whoever drives it by hand.
     """
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:

@@ -47,13 +47,6 @@ FACTORIES: dict[str, tuple[ModuleType, ...]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    """Chunks of 64 tokens: each sharer has one tile of a chunk."""
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
-
-
 @pytest.fixture
 def break_source(monkeypatch):
     """Replace a piece of a factory's source, which must be there once."""

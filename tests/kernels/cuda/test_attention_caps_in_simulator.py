@@ -11,7 +11,6 @@ from bench.gpu.case import to_stored
 from bench.gpu.cases import attention_decode as decode_cases
 from bench.gpu.cases import attention_prefill as prefill_cases
 from bench.gpu.cases.block_pool import draw_pool
-from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_variant import (
@@ -24,13 +23,9 @@ from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_kv import POOL_DTYPES
 from tests.kernels.cuda.simulation import simulate
 
+pytestmark = pytest.mark.usefixtures("short_chunks")
+
 CAPPED, WINDOW = {"has_cap": True}, {"has_window": True, "has_cap": True}
-
-
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
 
 
 def named(value):

@@ -8,17 +8,12 @@ import pytest
 from bench.gpu.case import to_float64
 from bench.gpu.cases import attention_decode as decode_cases
 from bench.gpu.cases import attention_prefill as prefill_cases
-from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.errors import UnsupportedVariantError
 from tests.kernels.cuda.simulation import simulate
 
-
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
+pytestmark = pytest.mark.usefixtures("short_chunks")
 
 
 @pytest.mark.spread(1)

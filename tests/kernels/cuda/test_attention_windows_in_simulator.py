@@ -14,16 +14,11 @@ import pytest
 from bench.gpu.case import to_stored
 from bench.gpu.cases import attention_decode, attention_prefill
 from bench.gpu.cases.block_pool import draw_pool
-from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from tests.kernels.cuda.simulation import simulate
 
-
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
+pytestmark = pytest.mark.usefixtures("short_chunks")
 
 
 def without_window(variant):

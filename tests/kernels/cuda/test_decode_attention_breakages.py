@@ -18,11 +18,11 @@ from tests.kernels.cuda.broken_decode_attention import (
     WIDE,
     WINDOW,
     break_source,
-    short_chunks,
 )
 from tests.kernels.cuda.simulation import simulate
 
-__all__ = ["break_source", "short_chunks"]
+__all__ = ["break_source"]
+pytestmark = pytest.mark.usefixtures("short_chunks")
 
 NARROW_STRIP = DecodeVariant("float16", 96, 1, 16)
 FLOAT8 = DecodeVariant("float16", 96, 1, 16, "float8")

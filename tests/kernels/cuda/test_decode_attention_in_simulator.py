@@ -19,11 +19,7 @@ from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_variant import DTYPES
 from tests.kernels.cuda.simulation import simulate
 
-
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
+pytestmark = pytest.mark.usefixtures("short_chunks")
 
 
 @pytest.mark.spread(3)

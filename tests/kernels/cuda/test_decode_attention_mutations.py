@@ -16,12 +16,12 @@ from tests.kernels.cuda.broken_decode_attention import (
     WIDE,
     WINDOW,
     break_source,
-    short_chunks,
 )
 from tests.kernels.cuda.simulation import SYNCHRONISATION, simulate
 from tests.simt import Divergence, OutOfBounds, Race
 
-__all__ = ["break_source", "short_chunks"]
+__all__ = ["break_source"]
+pytestmark = pytest.mark.usefixtures("short_chunks")
 
 # Where the warp's first tile is looked up, and where the one after the next.
 FIRST_TILE = "if next_tile < end_tile:\n            block"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from bench.gpu.cases import attention_decode, attention_prefill
-from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_variant import BLOCK_SIZES, DTYPES, every_group
@@ -13,11 +12,7 @@ from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_kv import POOL_DTYPES, QUANTIZED_DTYPES
 from tests.kernels.cuda.simulation import simulate
 
-
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
+pytestmark = pytest.mark.usefixtures("short_chunks")
 
 
 def draw_decode(variant, window=None):

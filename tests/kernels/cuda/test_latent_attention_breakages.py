@@ -19,6 +19,8 @@ from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVari
 from tests.kernels.cuda.simulation import Source, simulate
 from tests.simt import Fault, Race
 
+pytestmark = pytest.mark.usefixtures("short_chunks")
+
 DECODE = LatentDecodeVariant("bfloat16", 1, 256, 32, 16)
 TWELVE = LatentDecodeVariant("bfloat16", 12, 256, 32, 16)
 LARGE_BLOCKS = LatentDecodeVariant("bfloat16", 1, 256, 32, 32)
@@ -34,13 +36,6 @@ MAKERS = {
     (True, LatentDecodeVariant): "make_float32_latent_decode",
     (True, LatentPrefillVariant): "make_float32_latent_prefill",
 }
-
-
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    """Chunks of 64 tokens."""
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
 
 
 def source(variant, library=None):

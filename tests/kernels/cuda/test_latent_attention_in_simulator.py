@@ -19,21 +19,16 @@ from bench.gpu.cases.latent_attention import (
     draw_queries,
     draw_rows,
 )
-from kernels.cuda import attention_chunks
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.latent_attention import LatentDecodeVariant, LatentPrefillVariant
 from tests.kernels.cuda.simulation import simulate
+
+pytestmark = pytest.mark.usefixtures("short_chunks")
 
 DECODE = LatentDecodeVariant("bfloat16", 2, 256, 32, 16)
 DECODE_FLOAT32 = LatentDecodeVariant("float32", 2, 256, 32, 16)
 PREFILL = LatentPrefillVariant("bfloat16", 3, 256, 32, 16)
 PREFILL_FLOAT32 = LatentPrefillVariant("float32", 3, 256, 32, 16)
-
-
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
 
 
 @pytest.mark.spread(3)

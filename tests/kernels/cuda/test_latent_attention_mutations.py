@@ -6,7 +6,6 @@ import pytest
 
 from bench.gpu.cases.latent_attention import draw_decode, draw_prefill
 from kernels.cuda import (
-    attention_chunks,
     attention_shared_float32,
     attention_shared_tile,
     latent_attention_tensor,
@@ -27,12 +26,6 @@ SOURCES = {
     ),
 }
 DELETED = [(name, line) for name, source in SOURCES.items() for line in source.synchronisations()]
-
-
-@pytest.fixture
-def short_chunks(monkeypatch):
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
 
 
 def case_of(name: str):

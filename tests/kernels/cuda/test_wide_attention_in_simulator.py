@@ -15,7 +15,6 @@ from bench.gpu.cases.attention_decode import draw_case as draw_decode
 from bench.gpu.cases.attention_decode import make_case as decode_case
 from bench.gpu.cases.attention_prefill import draw_case as draw_prefill
 from bench.gpu.cases.block_pool import LAYER, draw_pool
-from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import MAX_TILES, PrefillVariant
 from kernels.cuda.attention_variant import BLOCK_SIZES, DTYPES
@@ -23,18 +22,14 @@ from kernels.cuda.attention_wide import MOST_GROUP, WideDecodeVariant, WidePrefi
 from kernels.cuda.errors import UnsupportedVariantError
 from tests.kernels.cuda.simulation import simulate
 
+pytestmark = pytest.mark.usefixtures("short_chunks")
+
 DECODE = WideDecodeVariant("bfloat16", 512, 2, 16)
 DECODE_FLOAT32 = WideDecodeVariant("float32", 512, 2, 16)
 PREFILL = WidePrefillVariant("bfloat16", 512, 8, 16)
 PREFILL_FLOAT32 = WidePrefillVariant("float32", 512, 3, 16)
 BLOCK_STRIDE, WINDOW = -6, -3
 """Where they stand among the arguments, from the end."""
-
-
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
 
 
 @pytest.mark.spread(3)

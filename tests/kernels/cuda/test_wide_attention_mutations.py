@@ -7,7 +7,6 @@ import pytest
 from bench.gpu.cases.attention_decode import draw_case as draw_decode
 from bench.gpu.cases.attention_prefill import draw_case as draw_prefill
 from kernels.cuda import (
-    attention_chunks,
     attention_merge,
     attention_shared_float32,
     attention_shared_float32_tile,
@@ -18,6 +17,8 @@ from kernels.cuda import (
 from kernels.cuda.attention_wide import WideDecodeVariant, WidePrefillVariant
 from tests.kernels.cuda.simulation import Source, simulate
 from tests.simt import Fault, Race
+
+pytestmark = pytest.mark.usefixtures("short_chunks")
 
 DECODE = WideDecodeVariant("bfloat16", 512, 2, 16)
 TWELVE = WideDecodeVariant("bfloat16", 512, 12, 16)
@@ -34,13 +35,6 @@ MAKERS = {
     (True, WideDecodeVariant): "make_float32_wide_decode",
     (True, WidePrefillVariant): "make_float32_wide_prefill",
 }
-
-
-@pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    """Chunks of 64 tokens."""
-    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
-        monkeypatch.setattr(attention_chunks, name, 4)
 
 
 def source(variant, library=None):
