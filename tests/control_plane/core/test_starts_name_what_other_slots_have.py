@@ -28,6 +28,16 @@ def told(output):
     ]
 
 
+def forked(e, prompt_len: int, num_steps: int) -> tuple[Request, Request]:
+    """A request that has run for some steps, and a fork of it."""
+    parent = e.ask(1, [7] * prompt_len, max_tokens=9)
+    for _ in range(num_steps):
+        e.step()
+    child = Request(2, list(parent.input_tokens), GenerationParams(max_tokens=9, seed=2))
+    e.scheduler.fork(1, child)
+    return parent, child
+
+
 def step_of_beams(e):
     """Send a step of a search and let the likeliest beam have all continuations."""
     output = e.scheduler.schedule()
@@ -80,11 +90,7 @@ def test_a_beam_has_all_from_its_own_slot_but_the_token_that_was_sampled_there(e
 
 def test_a_fork_has_the_text_from_its_parent(engine):
     e = engine()
-    parent = e.ask(1, [7] * 5, max_tokens=9)
-    for _ in range(4):
-        e.step()
-    child = Request(2, list(parent.input_tokens), GenerationParams(max_tokens=9, seed=2))
-    e.scheduler.fork(1, child)
+    forked(e, 5, 4)
     # The parent's newest token is computed anew, so it is sent, too.
     assert told(e.step()) == [(SlotPrefix(0, 8, 2), (5,), 1)]
     e.run()
@@ -105,11 +111,7 @@ def test_a_request_forked_before_its_parent_has_a_token_computes_the_last_of_the
 def test_who_was_preempted_in_between_is_not_named(engine):
     """It has another slot, if it has one, and what lies in the old one is another's."""
     e = engine(num_blocks=64)
-    parent = e.ask(1, [7] * 6, max_tokens=9)
-    e.step()
-    e.step()
-    child = Request(2, list(parent.input_tokens), GenerationParams(max_tokens=9, seed=2))
-    e.scheduler.fork(1, child)
+    forked(e, 6, 2)
     (seq,) = [s for s in e.scheduler._running.sequences() if s.request_id == 1]
     e.scheduler._running.preempt(seq)
     e.ask(3, [8] * 3, priority=-1)
@@ -122,11 +124,7 @@ def test_who_was_preempted_in_between_is_not_named(engine):
 
 def test_who_came_back_has_other_blocks_and_is_not_named(engine):
     e = engine(max_num_seqs=2)
-    parent = e.ask(1, [7] * 6, max_tokens=9)
-    e.step()
-    e.step()
-    child = Request(2, list(parent.input_tokens), GenerationParams(max_tokens=9, seed=2))
-    e.scheduler.fork(1, child)
+    forked(e, 6, 2)
     of_parent, of_child = e.scheduler._running.sequences()
     origin = of_child.origin
     assert origin.prefix() == SlotPrefix(0, 7, 1)
@@ -162,11 +160,7 @@ def test_a_lost_plane_is_told_everything_anew(engine):
 def test_a_parent_that_gives_way_in_the_same_step_can_still_be_named(engine):
     """Its slot is among those released, which the compute plane reads starts from, too."""
     e = engine(num_blocks=4)
-    parent = e.ask(1, [7] * 6, max_tokens=9)
-    e.step()
-    e.step()
-    child = Request(2, list(parent.input_tokens), GenerationParams(max_tokens=9, seed=2))
-    e.scheduler.fork(1, child)
+    forked(e, 6, 2)
     (of_child,) = [s for s in e.scheduler._running.sequences() if s.request_id == 2]
     e.scheduler._composer.compose = _preempting(e, of_child.seq_id, e.scheduler._composer.compose)
     output = e.step()
