@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from compute_plane.config import ComputePlaneConfig
-from compute_plane.executor.kernel_cache import prepare_kernel_cache
+from compute_plane.cpu.kernel_cache import prepare_kernel_cache
 from tests import devices
 from tests.devices import STAND_IN, Target
 from tests.judging import Judge

@@ -32,12 +32,12 @@ from compute_plane.executor.token_layout import PoolShape
 from compute_plane.memory.block_digest import block_digest
 
 if TYPE_CHECKING:
+    from compute_plane.cpu.cpu import CpuExecutor
     from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.drivers import Driver
     from compute_plane.cuda.layer_products import Hidden
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.weights import DeviceWeights
-    from compute_plane.executor.cpu import CpuExecutor
     from compute_plane.model.spec import ModelSpec
 
 ROWS: Final = "hidden_rows"

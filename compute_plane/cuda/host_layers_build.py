@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
+from compute_plane.cpu.build_cpu import build_cpu_layers
 from compute_plane.cuda.block_pools import BlockPools, block_bytes, layer_bytes
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import (
@@ -30,7 +31,6 @@ from compute_plane.cuda.pool_size import GRAPH_SHARE, STATES_COUNTED, bytes_of_l
 from compute_plane.cuda.state_pool import state_bytes
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.errors import DeviceUnavailableError
-from compute_plane.executor.build_cpu import build_cpu_layers
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.warm_up import warm_up
 from compute_plane.executor.weight_formats import describe_formats, log_conversions

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from compute_plane.cpu.packed_layers import PackedWeights
+from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.executor.interface import Int32Array
-from compute_plane.executor.packed_layers import PackedWeights
-from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.loader import load_model
 from compute_plane.model.spec import ModelSpec

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from compute_plane.executor.thread_team import Entry
+from compute_plane.cpu.thread_team import Entry
 from hetero_infer.bench.kernel_cases import (
     BLOCK_SIZE,
     HEAD_DIM,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from compute_plane.executor.thread_team import Entry
+from compute_plane.cpu.thread_team import Entry
 from hetero_infer.bench.kernel_workbench import Workbench
 
 HIDDEN: Final = 576

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.executor.thread_team import Entry, ThreadTeam
+from compute_plane.cpu.thread_team import Entry, ThreadTeam
 from compute_plane.memory.huge_pages import huge_page_array
 from kernels.cpu.operation import (
     CHUNKS,

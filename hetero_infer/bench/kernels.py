@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from compute_plane.executor.thread_team import ThreadTeam
+from compute_plane.cpu.thread_team import ThreadTeam
 from hetero_infer.bench.figures import median
 from hetero_infer.bench.kernel_cases import KernelCase, all_cases
 from hetero_infer.bench.kernel_workbench import Workbench, seconds_of

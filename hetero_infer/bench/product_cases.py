@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.executor.product_records import CHUNK_WEIGHTS, MOST_PRODUCT_CHUNKS
-from compute_plane.executor.row_buffers import product_of, row_format_of
-from compute_plane.executor.thread_team import Entry
+from compute_plane.cpu.product_records import CHUNK_WEIGHTS, MOST_PRODUCT_CHUNKS
+from compute_plane.cpu.row_buffers import product_of, row_format_of
+from compute_plane.cpu.thread_team import Entry
 from compute_plane.model.quantize import SCALES_AT
 from compute_plane.model.tensor import TensorFormat
 from hetero_infer.bench.kernel_cases import HIDDEN, INTERMEDIATE, VOCAB, KernelCase

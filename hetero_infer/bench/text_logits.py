@@ -6,14 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from compute_plane.executor.cpu import CpuExecutor
+from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.packed_layers import PackedWeights
 from compute_plane.executor.interface import (
     ExecutionBatch,
     Float32Array,
     Int32Array,
     SamplingRow,
 )
-from compute_plane.executor.packed_layers import PackedWeights
 from compute_plane.memory.kv_pool import KvPool, pool_layout
 from compute_plane.memory.state_pool import make_states
 from compute_plane.model.spec import ModelSpec

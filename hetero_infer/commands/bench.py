@@ -210,7 +210,7 @@ def _run(
 def _choose_instructions(settings: InProcessSettings) -> None:
     """Say where compiled kernels are kept and what they are compiled for, before any is there."""
     from compute_plane.config import ComputePlaneConfig
-    from compute_plane.executor.kernel_cache import prepare_kernel_cache
+    from compute_plane.cpu.kernel_cache import prepare_kernel_cache
     from kernels.cpu.instruction_set import select_instruction_set
 
     select_instruction_set(settings.instruction_set)

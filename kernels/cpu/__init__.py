@@ -19,6 +19,6 @@
     sampling       sampling*, sample_record, weight_search, logit_adjustments
 
 A kernel is compiled when a table first names it, and kept under a name that changes with every
-source (`compute_plane.executor.kernel_cache`). Numba takes half a second to import, so what a table
+source (`compute_plane.cpu.kernel_cache`). Numba takes half a second to import, so what a table
 is made with knows kernels by name only: modules "for tables" import no module that holds kernels.
 """

@@ -1,7 +1,7 @@
 """Machine code of operations: kept in files, loaded into the process.
 
 An operation is one object file, as compilers write them, in the directory of what it was made from
-(`compute_plane.executor.kernel_cache`); it defines one symbol and needs nothing but the C library.
+(`compute_plane.cpu.kernel_cache`); it defines one symbol and needs nothing but the C library.
 
     NAME.o    SHA-256 of name and object file, 32 bytes │ object file
 

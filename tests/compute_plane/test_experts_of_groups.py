@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from compute_plane.cpu.llama_table import LlamaTable
+from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cuda.expert_kernels import ExpertKernels
 from compute_plane.cuda.expert_operations import Routing
 from compute_plane.cuda.expert_products import choose
 from compute_plane.cuda.experts import DeviceExperts
 from compute_plane.cuda.reference_experts import ReferenceExperts
 from compute_plane.cuda.reference_operations import ReferenceOperations
-from compute_plane.executor.llama_table import LlamaTable
-from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.model.spec import Mixture, ModelSpec
 from kernels.cpu.catalogue import add_experts, group_by_expert, route_tokens
 from kernels.cpu.operands import Routing as Operands

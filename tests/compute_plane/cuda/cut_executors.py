@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cuda.block_pools import BlockPools
 from compute_plane.cuda.drivers import CpuDriver, Driver
 from compute_plane.cuda.host_layers import HostLayersExecutor
@@ -13,8 +15,6 @@ from compute_plane.cuda.host_layers_plan import first_layers, first_weights
 from compute_plane.cuda.operations import DeviceOperations
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import plan_weights
-from compute_plane.executor.cpu import CpuExecutor
-from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool, pool_layout
 from compute_plane.memory.state_pool import make_states
 from compute_plane.model.spec import ModelSpec

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from compute_plane.cpu.cpu import CpuExecutor
 from compute_plane.cuda import build
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_build import _needs
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weights import DTYPES
-from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.registry import BuiltExecutor
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.cuda.test_a_memory_limit_is_kept_when_a_model_is_built import (

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compute_plane.config import ComputePlaneConfig
+from compute_plane.cpu import build_cpu
 from compute_plane.cuda import host_layers_build
 from compute_plane.cuda.block_pools import BlockPools, block_bytes, layer_bytes, plan_copies
 from compute_plane.cuda.drivers import CpuDriver
@@ -20,7 +21,6 @@ from compute_plane.cuda.host_layers_plan import device_bytes, first_layers
 from compute_plane.cuda.largest_step import StepSizes, bytes_of_histories, bytes_of_tables
 from compute_plane.cuda.state_pool import state_bytes
 from compute_plane.cuda.weight_plan import plan_weights
-from compute_plane.executor import build_cpu
 from compute_plane.executor.interface import BlockCopy, StateCopy
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.memory import state_sizing

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cuda import weight_plan
 from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.weight_plan import plan_weights
-from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.executor.registry import build_executor
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError

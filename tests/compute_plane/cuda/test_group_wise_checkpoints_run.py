@@ -10,11 +10,11 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cuda.build import chosen_dtype
 from compute_plane.cuda.matrices import Projection, QuantizedMatrix
 from compute_plane.cuda.weight_plan import plan_weights
-from compute_plane.executor.cpu import CpuExecutor
-from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.executor.registry import build_executor
 from compute_plane.executor.weight_formats import log_conversions
 from compute_plane.model import layout

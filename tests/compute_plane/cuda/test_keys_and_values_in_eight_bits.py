@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from compute_plane.cpu.cpu import CpuExecutor
 from compute_plane.cuda.attention_kernels import layer_strides
 from compute_plane.cuda.block_pools import KV_DTYPES, BlockPools, block_bytes
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.reference_blocks import read_blocks, write_tokens
-from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor
 from compute_plane.memory.block_digest import block_digest
 from compute_plane.model.loader import load_model

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from compute_plane.cpu.pieces import sort_tokens
+from compute_plane.cpu.state_rows import state_rows
 from compute_plane.errors import BatchRefused, InvalidBatch, UnsupportedBatch
 from compute_plane.executor.batch_checks import features_of
 from compute_plane.executor.interface import StateCopy
-from compute_plane.executor.pieces import sort_tokens
-from compute_plane.executor.state_rows import state_rows
 from compute_plane.executor.step import StepBatch
 from compute_plane.executor.token_layout import TokenLayout
 from tests.compute_plane.executor.slot_batches import LIMITS, Plane, start, step

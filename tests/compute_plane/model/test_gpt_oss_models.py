@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
+from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.executor import weight_formats
-from compute_plane.executor.cpu import CpuExecutor
-from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.model import quantize
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.hf_config import read_hf_spec

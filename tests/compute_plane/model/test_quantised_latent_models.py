@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import LoadedModel, load_model
 from compute_plane.model.tensor import TensorFormat

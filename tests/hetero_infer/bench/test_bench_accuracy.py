@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.tensor import TensorFormat

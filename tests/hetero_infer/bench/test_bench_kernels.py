@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from compute_plane.executor.thread_team import ThreadTeam
+from compute_plane.cpu.thread_team import ThreadTeam
 from hetero_infer.bench import kernels, plots
 from hetero_infer.bench.kernel_cases import KernelCase, all_cases
 from hetero_infer.bench.kernel_workbench import Workbench, seconds_of

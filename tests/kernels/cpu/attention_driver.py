@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.config import ComputePlaneConfig
-from compute_plane.executor.kernel_cache import prepare_kernel_cache
+from compute_plane.cpu.kernel_cache import prepare_kernel_cache
 from kernels.cpu.kv_layout import KvLayout, decode_blocks, from_bfloat16
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rope import UNCHANGED, HeadChanges, rope_write_kv

@@ -106,7 +106,7 @@ def example(name: str, m: int, k: int, n: int) -> tuple[Array, Array, Array]:
 
 def main() -> None:
     from compute_plane.config import ComputePlaneConfig
-    from compute_plane.executor.kernel_cache import prepare_kernel_cache
+    from compute_plane.cpu.kernel_cache import prepare_kernel_cache
     from tests.amx import sets
 
     sets.use(sys.argv[1])

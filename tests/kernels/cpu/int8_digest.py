@@ -9,7 +9,7 @@ import hashlib
 import sys
 
 from compute_plane.config import ComputePlaneConfig
-from compute_plane.executor.kernel_cache import prepare_kernel_cache
+from compute_plane.cpu.kernel_cache import prepare_kernel_cache
 from tests.amx import sets
 
 sets.use(sys.argv[1])

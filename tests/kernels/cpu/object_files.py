@@ -14,7 +14,7 @@ from pathlib import Path
 
 import llvmlite.binding
 
-from compute_plane.executor.kernel_cache import prepare_kernel_cache
+from compute_plane.cpu.kernel_cache import prepare_kernel_cache
 from kernels.cpu import instruction_set
 from kernels.cpu.instruction_set import INSTRUCTION_SETS
 from kernels.cpu.operation import Operation
@@ -41,7 +41,7 @@ def _pretend_to_be(machine: str) -> None:
 
 def operations_of_the_set() -> Iterator[Operation]:
     """Yield every operation that a table or a team can name on the set of this process."""
-    from compute_plane.executor.row_buffers import gated_product_of, product_of, row_format_of
+    from compute_plane.cpu.row_buffers import gated_product_of, product_of, row_format_of
     from kernels.cpu import catalogue
 
     products = (

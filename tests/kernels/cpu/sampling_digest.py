@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from compute_plane.config import ComputePlaneConfig
-from compute_plane.executor.kernel_cache import prepare_kernel_cache
+from compute_plane.cpu.kernel_cache import prepare_kernel_cache
 from kernels.cpu.instruction_set import select_instruction_set
 from kernels.reference.sampling import Choice
 

@@ -10,7 +10,7 @@ import llvmlite.binding
 import pytest
 
 from compute_plane import config
-from compute_plane.executor import build_cpu
+from compute_plane.cpu import build_cpu
 from kernels.cpu import instruction_set
 from kernels.cpu.instruction_set import (
     AVX512_NEEDS,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from compute_plane.executor.thread_team import ThreadTeam
+from compute_plane.cpu.thread_team import ThreadTeam
 from kernels.cpu.operation import CHUNKS, HEADER_WORDS, KERNEL, RECORD_WORDS, StepWord
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -23,7 +23,7 @@ from typing import Any, cast
 import kernels
 from bench.gpu.case import Array, Case
 from compute_plane.config import ComputePlaneConfig
-from compute_plane.executor.kernel_cache import make_private_directory
+from compute_plane.cpu.kernel_cache import make_private_directory
 from kernels.cuda import build
 from kernels.cuda.fitted_ptx import fitted
 from kernels.cuda.variant import Variant
