@@ -1,4 +1,4 @@
-"""Tokens of a step that go through the last layers alone (`llama_table.LateRecords`).
+"""Tokens of a step that go through the last layers alone (`model_table.LateRecords`).
 
 tokens of the step │ a b c d e f g h │           those of pieces, T of them
 wanted             │     c         h │

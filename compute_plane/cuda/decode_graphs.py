@@ -25,7 +25,7 @@ from compute_plane.errors import GraphCaptureError, GraphReplayError
 
 if TYPE_CHECKING:
     from compute_plane.cuda.drivers import Driver, Graph
-    from compute_plane.cuda.model import LlamaModel
+    from compute_plane.cuda.model import DecoderModel
     from compute_plane.model.spec import ModelSpec
 
 LADDER: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -79,7 +79,7 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, driver: Driver, model: LlamaModel, *, table_width: int, longest: int
+        self, driver: Driver, model: DecoderModel, *, table_width: int, longest: int
     ) -> None:
         self._driver = driver
         self._model = model

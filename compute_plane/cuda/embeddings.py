@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from compute_plane.cuda.batch_layout import BatchLayout
     from compute_plane.cuda.layer_products import Hidden
-    from compute_plane.cuda.model import LlamaModel
+    from compute_plane.cuda.model import DecoderModel
     from compute_plane.executor.interface import ExecutionBatch
 
 ROWS_AT_ONCE: Final = 256
@@ -61,7 +61,7 @@ def largest_embedding_columns(max_tokens: int) -> dict[str, npt.NDArray[Any]]:
 
 
 def run_embeddings(
-    model: LlamaModel, hidden: Hidden, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]
+    model: DecoderModel, hidden: Hidden, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]
 ) -> None:
     """Queue the embeddings [E, H] of a step, if it has any. `hidden`: behind all layers."""
     if RESULT not in results:

@@ -33,7 +33,7 @@ from compute_plane.cuda.decode_steps import DecodeSteps
 from compute_plane.cuda.decode_under_way import DecodeUnderWay, TakenStep
 from compute_plane.cuda.embeddings import embedding_columns, run_embeddings
 from compute_plane.cuda.last_samples import LastSamples
-from compute_plane.cuda.model import LlamaModel
+from compute_plane.cuda.model import DecoderModel
 from compute_plane.cuda.sampling_columns import SamplingPlan, plan_sampling
 from compute_plane.cuda.sampling_step import results_layout, run_group
 from compute_plane.cuda.staging import Berth, StagingRing
@@ -84,7 +84,7 @@ class StepUnderWay:
 
 
 class CudaExecutor:
-    """Runs batches of a Llama-family model on one device; a `PipelinedExecutor`.
+    """Runs batches of a model on one device; a `PipelinedExecutor`.
 
     `weights`, `pools`: of `spec`'s layers and heads, of one dtype, on the driver's device.
     `max_tokens`: of one batch. `keep_logits`: return the samples' logits, for tests and tools. Not
@@ -119,7 +119,7 @@ class CudaExecutor:
         with driver.computing():  # which reads what is made here
             # With its padding a graph may have more rows than a batch may have tokens.
             most_tokens = max(max_tokens, LADDER[-1])
-            self._model = LlamaModel(spec, weights, pools, operations, longest, most_tokens)
+            self._model = DecoderModel(spec, weights, pools, operations, longest, most_tokens)
         self._longest = longest
         table_width = -(-longest // pools.block_size)
         self._graphs = DecodeGraphs(driver, self._model, table_width=table_width, longest=longest)

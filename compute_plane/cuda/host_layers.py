@@ -25,14 +25,14 @@ from torch import Tensor
 from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import plan_copies
 from compute_plane.cuda.columns import Layout
-from compute_plane.cuda.model import LlamaModel
+from compute_plane.cuda.model import DecoderModel
 from compute_plane.cuda.staging import StagingRing
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, Float32Array
 from compute_plane.executor.token_layout import PoolShape
 from compute_plane.memory.block_digest import block_digest
 
 if TYPE_CHECKING:
-    from compute_plane.cpu.cpu import CpuExecutor
+    from compute_plane.cpu.executor import CpuExecutor
     from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.drivers import Driver
     from compute_plane.cuda.layer_products import Hidden
@@ -52,7 +52,7 @@ def rows_for_the_host(hidden: Hidden) -> Tensor:
 
 
 class HostLayersExecutor:
-    """Runs batches of a Llama-family model on a device and on the host; a `GPUExecutor`.
+    """Runs batches of a model on a device and on the host; a `GPUExecutor`.
 
     `spec`: the device's part (`host_layers_plan.first_layers`), of which `weights` and `pools` are.
     `host`: the layers behind it, with as many blocks on both of its pools and as many states; it is
@@ -85,7 +85,7 @@ class HostLayersExecutor:
         )
         self._longest = min(spec.context_length, pools.num_blocks * pools.block_size)
         with driver.computing():  # which reads what is made here
-            self._model = LlamaModel(spec, weights, pools, operations, self._longest, max_tokens)
+            self._model = DecoderModel(spec, weights, pools, operations, self._longest, max_tokens)
         self._ring = StagingRing(driver, 1)
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:

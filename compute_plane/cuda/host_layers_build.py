@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
-from compute_plane.cpu.build_cpu import build_cpu_layers
+from compute_plane.cpu.build import build_cpu_layers
 from compute_plane.cuda.block_pools import BlockPools, block_bytes, layer_bytes
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import (

@@ -23,7 +23,7 @@ from compute_plane.cuda.columns import Layout
 from compute_plane.cuda.decode_wants import ROOM
 from compute_plane.cuda.embeddings import largest_embedding_columns, run_embeddings
 from compute_plane.cuda.host_layers import rows_for_the_host
-from compute_plane.cuda.model import LlamaModel
+from compute_plane.cuda.model import DecoderModel
 from compute_plane.cuda.operands import MAX_LOGPROBS, PADDING_SLOT
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS, plan_sampling
 from compute_plane.cuda.sampling_step import results_layout, run_group
@@ -99,7 +99,7 @@ def run_largest_step(
         num_states=int(has_states),
     )
     with driver.computing():  # which reads what is made here
-        model = LlamaModel(spec, weights, pools, operations, spec.context_length, max_tokens)
+        model = DecoderModel(spec, weights, pools, operations, spec.context_length, max_tokens)
     batch = largest_batch(spec, sizes)
     num_states = len(batch.query_lens) if has_states else 0
     shape = PoolShape(batch.block_tables.size, block_size, spec.vocab_size, 0, num_states)
@@ -146,7 +146,9 @@ def run_largest_step(
     driver.synchronize()
 
 
-def _run_layers(model: LlamaModel, step: StepTensors, driver: Driver, scratch_bytes: int) -> Hidden:
+def _run_layers(
+    model: DecoderModel, step: StepTensors, driver: Driver, scratch_bytes: int
+) -> Hidden:
     """Run them beside so much scratch memory, which is given back; return what comes out."""
     scratch = driver.device_buffer(scratch_bytes)
     hidden = model.run(step)

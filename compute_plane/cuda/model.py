@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from compute_plane.model.spec import ModelSpec
 
 
-class LlamaModel:
+class DecoderModel:
     """Weights, pool and operations of one device, put together.
 
     `pools`: of the device. `max_positions`: tokens of the longest sequence there can be.

@@ -192,7 +192,7 @@ def _build_cpu(context: ExecutorContext) -> BuiltExecutor:
     if context.model is None:
         raise ExecutorLoadError("executor: cpu needs a model", field="executor")
     # Numba, its cache and the instruction set must be settled before any kernel is imported.
-    from compute_plane.cpu.build_cpu import build_cpu
+    from compute_plane.cpu.build import build_cpu
 
     return build_cpu(context, context.model)
 

@@ -1,4 +1,4 @@
-"""Llama models in safetensors files, one or several.
+"""Models in safetensors files, one or several.
 
     header size u64 | header: JSON, name → {dtype, shape, data_offsets} | data      little-endian
 

@@ -1,4 +1,4 @@
-"""What a decoder of the Llama kind is: its architecture and its numbers, without its weights."""
+"""What a decoder is: its architecture and its numbers, without its weights."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shape of a decoder of the Llama kind.
+    """The shape of a decoder.
 
     RMSNorm before attention and MLP unless the architecture has none there, rotary positions in the
     half-split convention (element i of a head turns with element i + D/2), grouped-query attention,

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cpu.packed_layers import PackedWeights
 from compute_plane.executor.interface import (
     ExecutionBatch,

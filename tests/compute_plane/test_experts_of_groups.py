@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from compute_plane.cpu.llama_table import LlamaTable
+from compute_plane.cpu.model_table import ModelTable
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cuda.expert_kernels import ExpertKernels
 from compute_plane.cuda.expert_operations import Routing
@@ -156,7 +156,7 @@ def test_the_record_of_routing_has_the_groups_and_no_other_record_has_its_words(
         mixture = replace(mixture, num_groups=1, groups_per_token=1)
         spec = replace(spec, mixture=mixture)
     weights = pack_weights(spec, ArraySource(spec, tiny_weights(spec), {}, None))
-    table = LlamaTable(spec, weights, pool_for(spec, 4, 16), max_tokens=16)
+    table = ModelTable(spec, weights, pool_for(spec, 4, 16), max_tokens=16)
     made = list(zip(table.table._operations, table.table._records, strict=True))
     routing = [record for operation, record in made if operation is route_tokens]
     others = [record for operation, record in made if operation in (group_by_expert, add_experts)]

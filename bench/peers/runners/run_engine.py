@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from compute_plane.config import ComputePlaneConfig
-from compute_plane.cpu.build_cpu import build_cpu
+from compute_plane.cpu.build import build_cpu
 from compute_plane.executor.interface import ExecutionBatch, Int32Array, SamplingRow
 from compute_plane.executor.registry import ExecutorContext
 from compute_plane.model.loader import load_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compute_plane.cpu import build_cpu
+from compute_plane.cpu import build
 from compute_plane.executor.registry import build_executor
 from compute_plane.model.tensor import RawTensor
 from planes.errors import ConfigError
@@ -30,7 +30,7 @@ class Unread:
 def test_keys_and_values_are_looked_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_cpu, "prepare_kernel_cache", lambda root, _watch: root)
+    monkeypatch.setattr(build, "prepare_kernel_cache", lambda root, _watch: root)
     model = replace(tiny_model(SPEC), source=Unread())
     wants = context(tmp_path, model=model, kv_cache_dtype="float16")
     refused = "float32, bfloat16, int8, float8, got float16"

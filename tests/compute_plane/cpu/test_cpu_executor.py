@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.cpu import llama_table
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu import model_table
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.executor.interface import BlockCopy, ExecutionBatch, GPUExecutor, SamplingRow
 from planes.errors import ValidationError
 from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
@@ -63,7 +63,7 @@ def test_a_batch_longer_than_a_piece_gives_the_tokens_of_chunks(driver: BatchDri
     alone = driver.generate([DrivenSequence(list(tokens))], 2, chunk=50)
     driver.free = [int(block) for block in np.random.default_rng(1).permutation(NUM_BLOCKS)]
     sequences = [DrivenSequence(list(tokens)), DrivenSequence(list(tokens[:300]))]
-    assert sum(len(sequence.tokens) for sequence in sequences) > llama_table.PIECE_TOKENS
+    assert sum(len(sequence.tokens) for sequence in sequences) > model_table.PIECE_TOKENS
     assert driver.generate(sequences, 2)[0] == alone[0]
 
 
@@ -80,7 +80,7 @@ def test_a_step_without_samples_draws_none_also_after_a_longer_step(driver: Batc
         executor.execute(replace(batch, sampled_rows=int32([]), sampling=[]))
 
     silent_step(5)
-    silent_step(llama_table.PIECE_TOKENS + 1)  # two pieces
+    silent_step(model_table.PIECE_TOKENS + 1)  # two pieces
     silent_step(5)
     assert runs[2] == runs[0] < runs[1]
 

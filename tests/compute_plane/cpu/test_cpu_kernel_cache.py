@@ -295,7 +295,7 @@ def test_a_second_start_compiles_nothing_and_imports_no_compiler(tmp_path: Path)
         "import sys, pathlib\n"
         "from compute_plane.cpu.kernel_cache import prepare_kernel_cache\n"
         "prepare_kernel_cache(pathlib.Path(sys.argv[1]))\n"
-        "import compute_plane.cpu.cpu\n"
+        "import compute_plane.cpu.executor\n"
         "from kernels.cpu.catalogue import plain_rows, work\n"
         "assert plain_rows.address and work.address\n"
         "print('numba' in sys.modules)\n"

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cpu.packed_layers import PackedWeights
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cpu.pieces import sort_tokens
@@ -51,7 +51,7 @@ class TwoParts:
 
     def __init__(self, cut: int, formats: dict[str, TensorFormat]) -> None:
         self.first = executor_of(0, cut, formats)
-        self.first._llama.late = None  # its last layer is not the model's: all tokens go on
+        self.first._model.late = None  # its last layer is not the model's: all tokens go on
         self.last = executor_of(cut, SPEC.num_layers - cut, formats)
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
@@ -62,7 +62,7 @@ class TwoParts:
         tokens = lay_out_tokens(batch, PoolShape(NUM_BLOCKS, BLOCK_SIZE, SPEC.vocab_size))
         prompt_lens = batch.prompt_lens if self.first.tells_prompts_apart else None
         places = sort_tokens(tokens, prompt_lens).places(np.arange(len(tokens.token_ids)))
-        return self.first._llama.hidden[places]
+        return self.first._model.hidden[places]
 
 
 def logits_of(execute: Callable[[ExecutionBatch], ExecutionOutput]) -> list[bytes]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.executor.batch_checks import SlotLimits
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, LogitBias
 from compute_plane.executor.slots import SlotTable

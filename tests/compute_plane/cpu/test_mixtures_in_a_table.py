@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.cpu.llama_table import LlamaTable
+from compute_plane.cpu.model_table import ModelTable
 from compute_plane.cpu.packed_layers import PackedExperts
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.model.errors import UnsupportedModelError
@@ -32,7 +32,7 @@ def packed(spec: ModelSpec, formats: dict[str, TensorFormat], orders: dict[str, 
 
 def table_of(spec: ModelSpec, formats: dict[str, TensorFormat]):
     weights, pool = packed(spec, formats), pool_for(spec, 4, 16)
-    return weights, LlamaTable(spec, weights, pool, max_tokens=64)
+    return weights, ModelTable(spec, weights, pool, max_tokens=64)
 
 
 def test_a_worker_has_room_for_the_call_of_an_expert_behind_what_its_product_takes() -> None:

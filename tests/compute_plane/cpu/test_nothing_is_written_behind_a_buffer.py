@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.cpu import llama_table, step_headers
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu import model_table, step_headers
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cpu.logits_records import LOGITS_ROWS
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cpu.pieces import PIECE_TOKENS
@@ -124,7 +124,7 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> list[GuardedArena]:
         made.append(GuardedArena(purpose))
         return made[-1]
 
-    monkeypatch.setattr(llama_table, "HugePageArena", guarded)
+    monkeypatch.setattr(model_table, "HugePageArena", guarded)
     return made
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.cpu.cpu import Parts
+from compute_plane.cpu.executor import Parts
 from compute_plane.cpu.late_tokens import late_tokens
 from compute_plane.cpu.pieces import PIECE_TOKENS, Piece, SortedTokens
 from compute_plane.executor.token_layout import TokenLayout
@@ -97,7 +97,7 @@ def test_nothing_of_the_last_layers_is_walked_where_no_output_is_wanted() -> Non
     with tiny_executor(spec, tiny_weights(spec), pool_for(spec, 8, 16)) as executor:
         entries = executor._all_entries(Parts((False,), (), 0))
         whole = executor._all_entries(Parts((False,), None, 0))
-        layers = executor._llama.layers
+        layers = executor._model.layers
     walked = {record for record, _ in entries}
     assert not walked.intersection(layers[2].read)
     assert not walked.intersection(r for layer in layers[3:] for r in (*layer.write, *layer.read))

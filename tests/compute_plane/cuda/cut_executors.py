@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cuda.block_pools import BlockPools
 from compute_plane.cuda.drivers import CpuDriver, Driver

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cuda import build
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.host_layers import HostLayersExecutor

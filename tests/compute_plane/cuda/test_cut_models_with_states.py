@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compute_plane.config import ComputePlaneConfig
-from compute_plane.cpu import build_cpu
+from compute_plane.cpu import build
 from compute_plane.cuda import host_layers_build
 from compute_plane.cuda.block_pools import BlockPools, block_bytes, layer_bytes, plan_copies
 from compute_plane.cuda.drivers import CpuDriver
@@ -199,8 +199,8 @@ def test_a_model_with_states_is_cut_at_a_memory_limit(model: ModelSpec) -> None:
         made = built(model, limit_of(model, num_layers, num_states=16))
         executor = made.executor
         assert isinstance(executor, HostLayersExecutor)
-        assert executor._host._llama.layers
-        assert len(executor._host._llama.layers) == 4 - num_layers
+        assert executor._host._model.layers
+        assert len(executor._host._model.layers) == 4 - num_layers
         assert (made.num_slots, made.num_states) == (8, 16)
         assert executor._pools.states is not None
         assert executor._pools.num_states == 16
@@ -220,7 +220,7 @@ def test_there_are_as_many_states_as_find_room_on_both_sides(
     spec = MODELS["states first"]
     assert spec.recurrence is not None
     scarce = 8 * 9 * FLOAT_BYTES * spec.recurrence.state_floats  # one layer's are the host's
-    monkeypatch.setattr(build_cpu, "host_memory", lambda: Memory(scarce, scarce))
+    monkeypatch.setattr(build, "host_memory", lambda: Memory(scarce, scarce))
     made = built(spec, limit_of(spec, 2, num_states=16))
     assert isinstance(made.executor, HostLayersExecutor)
     assert (made.num_slots, made.num_states) == (7, 9)

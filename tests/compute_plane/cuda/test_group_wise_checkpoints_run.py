@@ -10,7 +10,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cuda.build import chosen_dtype
 from compute_plane.cuda.matrices import Projection, QuantizedMatrix

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cuda.attention_kernels import layer_strides
 from compute_plane.cuda.block_pools import KV_DTYPES, BlockPools, block_bytes
 from compute_plane.cuda.drivers import CpuDriver

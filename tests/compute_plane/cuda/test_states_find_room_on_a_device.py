@@ -14,7 +14,7 @@ from compute_plane.cuda.build import build_on, planned_weights
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.host_layers_plan import device_bytes, working_bytes
 from compute_plane.cuda.largest_step import StepSizes, run_largest_step
-from compute_plane.cuda.model import LlamaModel
+from compute_plane.cuda.model import DecoderModel
 from compute_plane.cuda.operands import StateRows
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.state_pool import state_bytes
@@ -207,7 +207,7 @@ def test_models_that_turn_nothing_have_no_tables_of_positions() -> None:
             spec, driver, dtype=torch.bfloat16, block_size=BLOCK_SIZE, num_blocks=4, num_states=1
         )
         before = driver.meter.peak
-        LlamaModel(spec, weights, pools, MeteredOperations(driver), spec.context_length, 64)
+        DecoderModel(spec, weights, pools, MeteredOperations(driver), spec.context_length, 64)
     assert driver.meter.peak - before < MIB
 
 

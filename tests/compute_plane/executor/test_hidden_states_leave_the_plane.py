@@ -102,7 +102,7 @@ def test_a_step_whose_tokens_are_sorted_by_kind_gives_them_to_their_rows(part) -
     found = []
     for tells_apart in (False, True):
         with tiny_executor(spec, weights, pool_for(spec, 60, 4)) as executor:
-            executor._llama.tells_prompts_apart = tells_apart
+            executor._model.tells_prompts_apart = tells_apart
             driver = BatchDriver(executor, num_blocks=60, block_size=4)
             sequences = [DrivenSequence(text), DrivenSequence(other, num_prompt=3)]
             wants = [EmbeddingWant(0, part), EmbeddingWant(1, part)]

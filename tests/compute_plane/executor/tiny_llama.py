@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool, pool_layout
 from compute_plane.memory.state_pool import make_states

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
-from compute_plane.cpu.cpu import CpuExecutor
+from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.executor import weight_formats
 from compute_plane.model import quantize

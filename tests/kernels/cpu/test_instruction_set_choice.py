@@ -10,7 +10,7 @@ import llvmlite.binding
 import pytest
 
 from compute_plane import config
-from compute_plane.cpu import build_cpu
+from compute_plane.cpu import build
 from kernels.cpu import instruction_set
 from kernels.cpu.instruction_set import (
     AVX512_NEEDS,
@@ -97,4 +97,4 @@ def test_without_amx_running_streams_wait_for_smaller_chunks_of_prompts(
     monkeypatch: pytest.MonkeyPatch, name: str, tokens: int
 ) -> None:
     monkeypatch.setattr(instruction_set, "_selected", INSTRUCTION_SETS[name])
-    assert build_cpu.chosen_prefill_chunk() == tokens
+    assert build.chosen_prefill_chunk() == tokens

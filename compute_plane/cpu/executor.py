@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.cpu.cpu_decode import CpuDecodeSteps
+from compute_plane.cpu.decode_steps import CpuDecodeSteps
 from compute_plane.cpu.late_tokens import LateTokens, late_tokens
 from compute_plane.cpu.latent_records import chunk_heads, largest_group, work_heads
-from compute_plane.cpu.llama_table import LlamaTable
 from compute_plane.cpu.logits_records import LOGITS_ROWS
+from compute_plane.cpu.model_table import ModelTable
 from compute_plane.cpu.pieces import PIECE_TOKENS, Piece, SortedTokens, sort_tokens
 from compute_plane.cpu.sample_records import SampleRecords
 from compute_plane.cpu.state_rows import NO_ROWS, state_rows
@@ -95,7 +95,7 @@ def parts_of(pieces: list[Piece], late: list[Piece] | None) -> Parts:
 
 
 class CpuExecutor:
-    """Runs batches of a Llama-family model on the CPU; a `GPUExecutor`.
+    """Runs batches of a model on the CPU; a `GPUExecutor`.
 
     `weights`, `kv_pool`: of `spec`'s heads, and of all its layers or its last ones. `max_tokens`:
     of one batch. `keep_logits`: return the sampled rows' logits, for tests and tools. `states`: of
@@ -128,16 +128,16 @@ class CpuExecutor:
         )
         self._max_tokens = max_tokens
         self._keep_logits = keep_logits
-        self._llama = LlamaTable(spec, weights, kv_pool, max_tokens=max_tokens, states=states)
+        self._model = ModelTable(spec, weights, kv_pool, max_tokens=max_tokens, states=states)
         operands = {
-            LOGITS: self._llama.ends.logits.ctypes.data,
+            LOGITS: self._model.ends.logits.ctypes.data,
             LOGITS_STRIDE: spec.vocab_size,
             VOCAB: spec.vocab_size,
         }
-        self._sample = self._llama.table.add(sample, StepWord.SAMPLE_CHUNKS, operands)
-        self._llama.table.fetch_ahead()
-        self._llama.table.load(ThreadTeam.OPERATIONS, num_threads)
-        scratch_bytes = max(self._llama.scratch_bytes, sampling_scratch_bytes(spec.vocab_size))
+        self._sample = self._model.table.add(sample, StepWord.SAMPLE_CHUNKS, operands)
+        self._model.table.fetch_ahead()
+        self._model.table.load(ThreadTeam.OPERATIONS, num_threads)
+        scratch_bytes = max(self._model.scratch_bytes, sampling_scratch_bytes(spec.vocab_size))
         per_token = 0 if spec.mixture is None else spec.mixture.experts_per_token
         state_parts = 0 if spec.recurrence is None else spec.recurrence.num_parts
         self._headers = StepHeaders(num_threads, scratch_bytes, per_token, state_parts)
@@ -158,7 +158,7 @@ class CpuExecutor:
             chunk_heads=self._chunk_heads,
             sharing=self._sharing,
             most_rows=min(LOGITS_ROWS, PIECE_TOKENS, MAX_WANTS, max_tokens),
-            tells_prompts_apart=self._llama.tells_prompts_apart,
+            tells_prompts_apart=self._model.tells_prompts_apart,
         )
         self._decode_entries = np.array(
             self._entries_of(Parts((False,), None, 1), self._decode.headers), dtype=np.int64
@@ -168,7 +168,7 @@ class CpuExecutor:
     @property
     def tells_prompts_apart(self) -> bool:
         """Whether keys and values of prompt tokens are computed otherwise than generated ones'."""
-        return self._llama.tells_prompts_apart
+        return self._model.tells_prompts_apart
 
     @property
     def numerics_id(self) -> str:
@@ -199,7 +199,7 @@ class CpuExecutor:
         if self._states is not None:
             for state_copy in batch.state_copies:
                 self._states.copy(*state_copy)
-        tells_apart = self._llama.tells_prompts_apart
+        tells_apart = self._model.tells_prompts_apart
         tokens = sort_tokens(layout, batch.prompt_lens if tells_apart else None)
         pieces = list(tokens.pieces(PIECE_TOKENS, prompts_first=self._states is not None))
         arrays = self._describe_pieces(batch, tokens.layout, pieces)
@@ -207,7 +207,7 @@ class CpuExecutor:
         wants = EmbeddedTokens.of(batch, layout)
         embedded, late = tokens.places(wants.tokens), None
         # Targets of log-probabilities and a sample behind them would be an item with a gap.
-        if self._llama.late is not None and not batch.prompt_logprob_rows:
+        if self._model.late is not None and not batch.prompt_logprob_rows:
             late = late_tokens(tokens, wanted, embedded)
         if late is not None:
             wanted, embedded = late.places(wanted), late.places(embedded)
@@ -272,7 +272,7 @@ class CpuExecutor:
             raise ValueError("hidden rows are given if the first layers run elsewhere, only then")
         if hidden_rows is not None:
             rows = hidden_rows()
-            self._llama.hidden[: len(rows)] = rows if tokens.order is None else rows[tokens.order]
+            self._model.hidden[: len(rows)] = rows if tokens.order is None else rows[tokens.order]
 
     def _describe_pieces(
         self,
@@ -330,16 +330,16 @@ class CpuExecutor:
 
     def _entries_of(self, parts: Parts, all_headers: Sequence[int]) -> list[Entry]:
         """Return the entries of a step by the addresses of its headers."""
-        llama, kinds = self._llama, parts.are_prompts
+        model, kinds = self._model, parts.are_prompts
         headers = all_headers[: len(kinds)]
-        entries = [(record, header) for header in headers for record in llama.before]
-        for index, layers in enumerate(zip(llama.layers, llama.prompt_layers, strict=True)):
+        entries = [(record, header) for header in headers for record in model.before]
+        for index, layers in enumerate(zip(model.layers, model.prompt_layers, strict=True)):
             of_pieces = [layers[is_prompt] for is_prompt in kinds]
             for of_piece, header in zip(of_pieces, headers, strict=True):
                 entries += [(record, header) for record in of_piece.write]
-            if parts.late is not None and llama.late is not None and index == llama.late.first:
+            if parts.late is not None and model.late is not None and index == model.late.first:
                 kinds, headers = parts.late, all_headers[len(kinds) : parts.num_pieces]
-                entries += [(record, header) for header in headers for record in llama.late.before]
+                entries += [(record, header) for header in headers for record in model.late.before]
                 of_pieces = [layers[is_prompt] for is_prompt in kinds]
             for of_piece, header in zip(of_pieces, headers, strict=True):
                 entries += [(record, header) for record in of_piece.read]
@@ -348,19 +348,19 @@ class CpuExecutor:
         return entries
 
     def _group_entries(self, header: int) -> list[Entry]:
-        return [(record, header) for record in (*self._llama.ends.after, self._sample)]
+        return [(record, header) for record in (*self._model.ends.after, self._sample)]
 
     def _embed(self, wants: EmbeddedTokens, places: Int64Array, first_header: int) -> Float64Array:
         """Return the hidden states that are wanted of the step that has just run, [E, hidden].
 
         `places`: where the rows of their tokens are.
         """
-        llama, sums = self._llama, EmbeddingSums(wants, self._spec.hidden_size)
+        model, sums = self._model, EmbeddingSums(wants, self._spec.hidden_size)
         for number, first in enumerate(range(0, len(places), LOGITS_ROWS), first_header):
             out_tokens = np.ascontiguousarray(places[first : first + LOGITS_ROWS])
             self._headers.describe_logits(number, out_tokens=out_tokens, samples=NO_SAMPLES)
-            self._team.run([(llama.ends.embed, self._headers.address(number))])
-            sums.add(first, llama.ends.embedded[: len(out_tokens)])
+            self._team.run([(model.ends.embed, self._headers.address(number))])
+            sums.add(first, model.ends.embedded[: len(out_tokens)])
         return sums.taken()
 
     def _run_keeping_logits(
@@ -372,5 +372,5 @@ class CpuExecutor:
         for index, group in enumerate(groups, parts.num_pieces):
             self._team.run(self._group_entries(self._headers.address(index)))
             is_sample = group.wanted < num_samples
-            kept[group.wanted[is_sample]] = self._llama.ends.logits[group.rows[is_sample]]
+            kept[group.wanted[is_sample]] = self._model.ends.logits[group.rows[is_sample]]
         return kept

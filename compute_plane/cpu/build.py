@@ -17,7 +17,7 @@ from compute_plane.memory.sizing import host_memory, size_host_pool, size_in_hos
 from kernels.cpu.instruction_set import select_instruction_set, selected_instruction_set
 
 if TYPE_CHECKING:
-    from compute_plane.cpu.cpu import CpuExecutor
+    from compute_plane.cpu.executor import CpuExecutor
     from compute_plane.cpu.packed_layers import PackedWeights
     from compute_plane.memory.kv_pool import KvPool
     from compute_plane.memory.state_sizing import StateRoom
@@ -98,7 +98,7 @@ def build_cpu_layers(
     notices = KernelNotices()
     prepare_kernel_cache(context.kernel_cache, notices)
     # Kernels are made for the instruction set when they are imported.
-    from compute_plane.cpu.cpu import CpuExecutor
+    from compute_plane.cpu.executor import CpuExecutor
     from compute_plane.cpu.packed_weights import pack_weights
     from compute_plane.memory.kv_pool import KvPool, pool_layout
     from compute_plane.memory.state_pool import make_states, room_for_states

@@ -82,7 +82,7 @@ class LateRecords:
     before: tuple[int, ...]
 
 
-class LlamaTable:
+class ModelTable:
     """The records of a model and the buffers they work in.
 
     `max_tokens`: of one step. `before`, `layers`: addresses of records, in order; `prompt_layers`:
