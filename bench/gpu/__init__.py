@@ -5,6 +5,7 @@ cases/            how the problems of each operation are drawn
 numerics          every variant on drawn cases against that answer
 architectures     whole steps of tiny models, beside the CPU executor and in turn
 architecture_shapes  which models these are
+expected_logits   what the CPU executor says of them, made ahead
 drawn_models      models of drawn weights in memory
 teacher_steps     steps through fixed texts, and the logits they give
 model_kernels     which kernels a model runs on
@@ -16,6 +17,7 @@ latent_shapes     those of attention over latents, of decode and prompts
 dense_bandwidth   products with dense weights beside the copy, and what they replace
 matmul_bandwidth  products with quantised weights beside the copy
 matmul_rivals     torch's products of the same size
+expert_speed      mixtures of experts beside what their weights take
 recurrence_speed  layers with states beside the copy
 small_launches    launches that few architectures have, copies of states
 device            kernels on the device, and how long its work takes
@@ -38,6 +40,7 @@ report            what all parts found, in one run or several
 needed_kernels    which kernels that takes, built where there is no GPU
 bundle            what a GPU machine without a network lacks, packed
 bundled_packages  which Python packages these are
+flashinfer_modules  FlashInfer with its kernels compiled ahead
 pieces            a file in pieces of a limited size
 provenance        what machine and which versions a report is of
 """

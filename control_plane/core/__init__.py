@@ -2,11 +2,11 @@
 
     what a request is    request, generation_params, request_options, structured_outputs,
                          tool_calls, embedding, embedding_params, limits
-    who waits, who runs  queue, running; who gives way: giving_way
-    deciding a step      scheduler → composer (arrivals, drafting ← prompt_lookup) → step → batch
-    taking a result      results → beams ← beam, failures, book (requests that have not ended)
-    memory               kv_interface; kv_cache = block_pool + prefix_cache; filled_blocks,
-                         host_pool, slots, states
+    who waits, who runs  queue, running, giving_way (to a lower priority number)
+    deciding a step      scheduler → composer → step → batch; arrivals, drafting → prompt_lookup
+    taking a result      results → beams → beam; failures, book (requests that have not ended)
+    memory               kv_cache = block_pool + prefix_cache; filled_blocks, host_pool, slots,
+                         states
     what may be said     constraint, token_masks
     borders              interface, kv_interface, errors
 
