@@ -173,7 +173,7 @@ class Problem:
             stored = panels[panel].cpu().numpy()
             matrix = unpack_matrix(shape.weights, stored, count, shape.num_inputs)
             exact: Array = np.empty((shape.num_rows, count))
-            quantized_matmul(x, matrix.multiplied, matrix.scales, matrix.minima, exact)
+            quantized_matmul(x, *matrix.operands, exact)
             found = self.out[:, first : first + count].double().cpu().numpy()
             difference = np.abs(found - exact)
             worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()))

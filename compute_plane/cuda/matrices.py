@@ -5,7 +5,7 @@ a file stores what reads the same input in formats that run differently. Their o
 side, so that the next operation need not know.
 
     qkv of a file with q, k in Q4_K and v in Q6_K     out [T, (H + 2·G)·D]
-        Q4_1 [(H + G)·D, E] │ Q8_0 [G·D, E]           │ q      k  │ v  │
+        Q4_K [(H + G)·D, E] │ Q6_K [G·D, E]           │ q      k  │ v  │
 """
 
 from __future__ import annotations

@@ -330,7 +330,7 @@ class ReferenceOperations(ReferenceLogits):
             shape = matrix.num_outputs, matrix.num_inputs
             parts = unpack_matrix(matrix.format, matrix.packed.numpy(), *shape)
             values = np.empty(shape, dtype=np.float32)
-            dequantized(parts.multiplied, parts.scales, parts.minima, values)
+            dequantized(*parts.operands, values)
             self._unpacked[matrix] = torch.from_numpy(values)
         return self._unpacked[matrix]
 

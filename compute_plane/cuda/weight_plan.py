@@ -2,20 +2,19 @@
 
     file                     --dtype auto                  float32, bfloat16, float16
     F32, F16, BF16           the dtype of the step         the dtype of the step
-    Q8_0, Q4_0, Q4_1, MXFP4  as they are                        "
-    FP8                         "                               "
-    Q4_K                     Q4_1                               "
-    Q5_0, Q5_1, Q5_K, Q6_K   Q8_0                               "
-    Q2_K, Q3_K               Q8_0                               "
-    IQ4_NL, IQ4_XS           Q8_0                               "
+    Q8_0, Q4_0, Q4_1         as they are                        "
+    Q5_0, Q5_1                  "                               "
+    Q4_K, Q5_K, Q6_K            "                               "
+    MXFP4, FP8                  "                               "
+    Q3_K                     Q6_K                               "
+    Q2_K, IQ4_NL, IQ4_XS     Q8_0                               "
     INT4, INT8               Q4_0, Q8_0                         "
     UINT4, UINT8             Q4_Z, Q8_Z                         "
 
-So it is on the CPU engine (`compute_plane.executor.weight_formats`, ADR 0008), but that there the
-formats of five and six bits and the K-quants have kernels of their own (ADR 0028), MXFP4 has
-float16 scales and FP8 runs as Q8_0; that a step on the device has one dtype, and matrices that are
-not quantised have it too; that zero points stay what they are; and that a matrix whose columns are
-sorted stays quantised, for its rows are sorted likewise (`matrices.project`), those of `down`
+So it is on the CPU engine (`compute_plane.executor.weight_formats`, ADR 0008), but that there MXFP4
+has float16 scales and FP8 runs as Q8_0; that a step on the device has one dtype, and matrices that
+are not quantised have it too; that zero points stay what they are; and that a matrix whose columns
+are sorted stays quantised, for its rows are sorted likewise (`matrices.project`), those of `down`
 before any step: gate and up have their outputs in its order. Scales are kept once for the largest
 span there is a layout for (`kernels.cuda.quantized_formats`) that the file's groups fill. A plan is
 made from the files' headers, so that what does not fit is refused before any weight is read; then
@@ -68,12 +67,6 @@ if TYPE_CHECKING:
 
 RUNS_AS: Final[Mapping[TensorFormat, TensorFormat]] = {
     **OWN_FORMAT,
-    TensorFormat.Q5_0: TensorFormat.Q8_0,
-    TensorFormat.Q5_1: TensorFormat.Q8_0,
-    TensorFormat.Q4_K: TensorFormat.Q4_1,
-    TensorFormat.Q5_K: TensorFormat.Q8_0,
-    TensorFormat.Q6_K: TensorFormat.Q8_0,
-    TensorFormat.Q3_K: TensorFormat.Q8_0,
     TensorFormat.MXFP4: TensorFormat.MXFP4,
     TensorFormat.FP8: TensorFormat.FP8,
     TensorFormat.UINT4: TensorFormat.Q4_Z,

@@ -11,7 +11,7 @@
     which tensors       layout, layout_checks, layout_parts, stored_names, nemotron_layout,
                         layer_inputs_layout (Gemma 4), layer_scale
     tensors             tensor, tensor_parts, tensor_factors, turned_heads
-    number formats      dequantize, k_quants, read_only_quants, mxfp4; quantize (one to another)
+    number formats      dequantize, read_only_quants, mxfp4; quantize (one to another)
     GGUF                gguf → gguf_header, gguf_metadata; gguf_parts
     its keys            gguf_rope, gguf_windows, gguf_kv_heads, gguf_mixture, gguf_latents,
                         gguf_recurrence → gguf_delta_net, gguf_mamba2, gguf_lfm2;

@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.model import group_blocks, k_quants, mxfp4, read_only_quants
+from compute_plane.model import group_blocks, mxfp4, read_only_quants
 from compute_plane.model.errors import ModelFileError, printable
-from compute_plane.model.k_quants import float16_column
+from kernels.reference import k_quants
+from kernels.reference.k_quants import float16_column
 
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]

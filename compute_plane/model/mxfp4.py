@@ -25,8 +25,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.model.k_quants import float16_column
 from kernels.reference.four_bit_floats import DOUBLED, EXPONENT_BIAS, NOT_A_NUMBER
+from kernels.reference.k_quants import float16_column
 
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]

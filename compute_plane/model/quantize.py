@@ -1,10 +1,8 @@
 """Stored rows turned from one format into another, where kernels run fewer than files hold.
 
-Exact:              Q5_0 → Q8_0    the same d, q - 16
-                    IQ4_NL → Q8_0, Q3_K → Q6_K: `compute_plane.model.read_only_quants`
+Exact:              IQ4_NL → Q8_0, Q3_K → Q6_K: `compute_plane.model.read_only_quants`
                     MXFP4 → Q4_F: `compute_plane.model.mxfp4`, but for scales beyond float16
-Nearly exact:       Q4_K → Q4_1    d · s and dmin · n of each group, rounded to float16
-                    IQ4_XS → Q8_0  d · s of each group, rounded to float16
+Nearly exact:       IQ4_XS → Q8_0  d · s of each group, rounded to float16
                     INT4 → Q4_0, UINT4 → Q4_1 or Q4_Z, INT8 → Q8_0, UINT8 → Q8_Z:
                     `compute_plane.model.group_blocks`
 With a loss:        anything → Q8_0, through float32: d = largest magnitude / 127 in float16, q to
@@ -31,7 +29,6 @@ from compute_plane.model.group_blocks import (
     uint4_to_q4_z,
     uint8_to_q8_z,
 )
-from compute_plane.model.k_quants import quants_of_4_bits_k, quants_of_5_bits, scales_and_minima
 from compute_plane.model.mxfp4 import LARGEST_EXPONENT, mxfp4_to_q4_f
 from compute_plane.model.read_only_quants import iq4_nl_to_q8_0, iq4_xs_to_q8_0, q3_k_to_q6_k
 from compute_plane.model.tensor import ALL_ROWS, RawTensor, Rows, TensorFormat, in_model_order
@@ -206,22 +203,6 @@ def _to_q8_0(values: Float32Array, out: UInt8Array) -> None:
     _write_blocks(out, 34, [scales], q.astype(np.int8).view(np.uint8))
 
 
-def _q5_0_to_q8_0(rows: UInt8Array, out: UInt8Array) -> None:
-    blocks = rows.reshape(-1, 22)
-    target = out.reshape(-1, 34)
-    target[:, :2] = blocks[:, :2]
-    target[:, 2:] = quants_of_5_bits(blocks, 2) - np.uint8(16)
-
-
-def _q4_k_to_q4_1(rows: UInt8Array, out: UInt8Array) -> None:
-    blocks = rows.reshape(-1, 144)
-    scales, minima = scales_and_minima(blocks)
-    q = quants_of_4_bits_k(blocks).reshape(-1, BLOCK)
-    nibbles: UInt8Array = q[:, : BLOCK // 2] | q[:, BLOCK // 2 :] << np.uint8(4)
-    numbers = [n.astype(np.float16).reshape(-1, 1) for n in (scales, -minima)]
-    _write_blocks(out, 20, numbers, nibbles)
-
-
 def _write_blocks(
     out: UInt8Array, block_bytes: int, numbers: list[npt.NDArray[np.float16]], q: UInt8Array
 ) -> None:
@@ -233,8 +214,6 @@ def _write_blocks(
 
 
 _CONVERSIONS: Final[Mapping[tuple[TensorFormat, TensorFormat], RowConversion]] = {
-    (TensorFormat.Q5_0, TensorFormat.Q8_0): _q5_0_to_q8_0,
-    (TensorFormat.Q4_K, TensorFormat.Q4_1): _q4_k_to_q4_1,
     (TensorFormat.IQ4_NL, TensorFormat.Q8_0): iq4_nl_to_q8_0,
     (TensorFormat.IQ4_XS, TensorFormat.Q8_0): iq4_xs_to_q8_0,
     (TensorFormat.Q3_K, TensorFormat.Q6_K): q3_k_to_q6_k,

@@ -34,7 +34,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.model.k_quants import (
+from kernels.reference.k_quants import (
     GROUP,
     GROUPS,
     SUPER_BLOCK,

@@ -3,11 +3,13 @@
 A matrix W has N rows (outputs of the product) of K weights, K a multiple of its format's span
 (`quantized_formats`). Thirty-two rows are a *panel*, 32 k's of a panel a *tile*. A panel is the
 weights of its K/32 tiles, k running down, then the numbers beside them, those of its K/span spans
-one behind the other, and nothing more but zeros to the next multiple of 128 bytes: so that every
-read of weights is of whole lines. The panels follow each other.
+one behind the other, and nothing more but zeros to the next multiple of 128 bytes: so that reads
+of weights are of whole lines. The panels follow each other.
 
     panel    │ tile 0 │ tile 1 │ …              │ span 0 │ span 1 │ …  │ 0 … │ the next panel
-             │ 512 or 1024 bytes of weights each│ 64 to 128 bytes each│
+             │ 512 to 1024 bytes of weights each│ 32 to 160 bytes each│
+
+Weights of five and six bits, and scales that eight spans share, are drawn in `k_quant_layout`.
 
 A tile is what a warp multiplies at a time. It holds the weights of 32 blocks of a model file in the
 order in which the tensor cores take them (`instructions.tiles`): with `group` = lane // 4 and
@@ -46,13 +48,12 @@ The last panel of a matrix whose N is no multiple of 32 is filled up with rows o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cuda import eight_bit_floats, four_bit_floats
+from kernels.cuda import eight_bit_floats, four_bit_floats, k_quant_layout
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_formats import (
     PANEL_ROWS,
@@ -61,6 +62,7 @@ from kernels.cuda.quantized_formats import (
     packed_bytes,
     weight_format,
 )
+from kernels.cuda.quantized_matrix import QuantizedMatrix
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
@@ -74,35 +76,8 @@ _FLOAT_SCALES: Final = {"exponent": "u1", "float32": "<f4"}
 """Types of the scales of floats."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedMatrix:
-    """A matrix taken apart.
-
-    `quants`: [N, K], int8, the offset taken off; of floats of four bits what they are, doubled, of
-    eight bits what they are, float32. `scales`: float16 [N, K / span]; of floats float32, for four
-    bits half of what they are stored as. `minima`, `zeros` (int8): the same shape, or None where
-    the format has none.
-    """
-
-    quants: Array
-    scales: Array
-    minima: Array | None = None
-    zeros: Array | None = None
-
-    @property
-    def multiplied(self) -> Array:
-        """What scales are multiplied with, as `kernels.reference.quantized_matmul` wants it.
-
-        [N, K], int8, int16 or float32: zero points are taken off.
-        """
-        if self.zeros is None:
-            return self.quants
-        repeats = self.quants.shape[1] // self.zeros.shape[1]
-        return self.quants - np.repeat(self.zeros, repeats, axis=1).astype(np.int16)
-
-
 def pack_rows(label: str, rows: UInt8Array, num_inputs: int) -> UInt8Array:
-    """Lay out rows of blocks of 32 weights, uint8 [N, bytes of K elements].
+    """Lay out rows of blocks of 32 or 256 weights, uint8 [N, bytes of K elements].
 
     A block is as model files store it, d or s, maybe m and the weights; z, a byte, is where m is.
     Those of a span must all have the same numbers. Returns uint8 [packed_bytes]. Several matrices
@@ -110,16 +85,26 @@ def pack_rows(label: str, rows: UInt8Array, num_inputs: int) -> UInt8Array:
     """
     fmt = weight_format(label)
     packed = np.empty(packed_bytes(label, len(rows), num_inputs), np.uint8)
-    row_bytes = num_inputs // TILE_INPUTS * _block_type(fmt).itemsize
+    is_taken_apart = fmt.kind in k_quant_layout.BLOCK_BYTES
+    if is_taken_apart:
+        row_bytes = num_inputs // fmt.unit * k_quant_layout.BLOCK_BYTES[fmt.kind]
+    else:
+        row_bytes = num_inputs // TILE_INPUTS * _block_type(fmt).itemsize
     if rows.shape[1] != row_bytes:
         raise UnsupportedVariantError("rows", f"of {row_bytes} bytes each", rows.shape[1])
     panels = _panels(fmt, packed, num_inputs)
     step = PANEL_ROWS * max(1, PACKED_AT_ONCE // (PANEL_ROWS * num_inputs))
     for first in range(0, len(rows), step):
         part = np.ascontiguousarray(rows[first : first + step])
-        blocks = part.view(_block_type(fmt))
-        _check_spans(fmt, blocks)
-        _fill(fmt, blocks, panels[first // PANEL_ROWS : (first + step) // PANEL_ROWS])
+        own_panels = panels[first // PANEL_ROWS : (first + step) // PANEL_ROWS]
+        if is_taken_apart:
+            missing = len(own_panels) * PANEL_ROWS - len(part)
+            whole = np.pad(part, ((0, missing), (0, 0))) if missing else part
+            _fill_apart(fmt, k_quant_layout.matrix_of_rows(fmt, whole), own_panels)
+        else:
+            blocks = part.view(_block_type(fmt))
+            _check_spans(fmt, blocks)
+            _fill(fmt, blocks, own_panels)
     return packed
 
 
@@ -133,8 +118,8 @@ def pack_matrix(label: str, matrix: QuantizedMatrix) -> UInt8Array:
     num_outputs, num_inputs = matrix.quants.shape
     packed = np.empty(packed_bytes(label, num_outputs, num_inputs), np.uint8)
     num_scales = matrix.scales.shape[1]
-    if num_inputs % num_scales or num_inputs // num_scales % fmt.span:
-        allowed = f"one of {fmt.span} weights or a multiple"
+    if num_inputs % num_scales or num_inputs // num_scales % fmt.unit:
+        allowed = f"one of {fmt.unit} weights or a multiple"
         raise UnsupportedVariantError("group", allowed, num_inputs / num_scales)
     for name, numbers, is_there in (
         ("minima", matrix.minima, fmt.has_minimum),
@@ -143,6 +128,14 @@ def pack_matrix(label: str, matrix: QuantizedMatrix) -> UInt8Array:
         if (numbers is not None) != is_there:
             allowed = f"{'given' if is_there else 'absent'} for {label}"
             raise UnsupportedVariantError(name, allowed, numbers)
+    k_quant_layout.check_whole(fmt, matrix)
+    if fmt.kind in k_quant_layout.BLOCK_BYTES:
+        highest = 2**fmt.bits - 1 - fmt.offset
+        _check_range("quants", matrix.quants, -fmt.offset, highest)
+        _fill_apart(
+            fmt, k_quant_layout.in_whole_panels(fmt, matrix), _panels(fmt, packed, num_inputs)
+        )
+        return packed
     blocks = np.empty((num_outputs, num_inputs // TILE_INPUTS), _block_type(fmt))
     repeats = blocks.shape[1] // num_scales
     if fmt.is_float:
@@ -175,29 +168,36 @@ def unpack_matrix(
     """Return the matrix that was packed, its numbers span by span: the inverse of `pack_matrix`."""
     fmt = weight_format(label)
     panels = _panels(fmt, packed, num_inputs)
-    if fmt.bits == 4:
-        words = panels["words"].transpose(0, 4, 2, 1, 3)  # panel, i, group, tile, quad
+    tiles, spans = panels["tiles"], panels["spans"]
+    if fmt.rest_words:
+        stored = k_quant_layout.stored_of(fmt, tiles["words"], tiles["rest"])
+    elif fmt.bits == 4:
+        words = tiles["words"].transpose(0, 4, 2, 1, 3)  # panel, i, group, tile, quad
         if fmt.is_float:
             words = four_bit_floats.taken_up(words)
         stored = np.empty((*words.shape, 8), np.uint8)
         for e in range(8):
             stored[..., e] = words >> np.uint32(4 * (e // 2) + 16 * (e % 2)) & np.uint32(15)
     else:
-        words = _swap_middle_bytes(panels["words"])
+        words = _swap_middle_bytes(tiles["words"])
         stored = np.ascontiguousarray(words.transpose(0, 2, 5, 3, 1, 4, 6)).view(np.uint8)
     stored = stored.reshape(-1, num_inputs)[:num_outputs]
     if fmt.is_float:
-        scales = panels["spans"]["numbers"].transpose(0, 3, 2, 1)  # panel, i, group, span
+        scales = spans["numbers"].transpose(0, 3, 2, 1)  # panel, i, group, span
         scales = scales.reshape(-1, num_inputs // fmt.span)[:num_outputs]
         if fmt.bits == 8:
             return QuantizedMatrix(eight_bit_floats.VALUES[stored], scales)
         return QuantizedMatrix(four_bit_floats.DOUBLED[stored], four_bit_floats.half_scales(scales))
     quants = stored.view(np.int8)
-    numbers = panels["spans"]["numbers"].transpose(3, 0, 4, 2, 1)  # d | m, panel, i, group, span
+    if fmt.shares:
+        of_units = k_quant_layout.shared_numbers(fmt, spans, panels["units"])
+        own = {name: numbers[:num_outputs] for name, numbers in of_units.items()}
+        return QuantizedMatrix(quants - np.int8(fmt.offset), **own)
+    numbers = spans["numbers"].transpose(3, 0, 4, 2, 1)  # d | m, panel, i, group, span
     d, *m = numbers.reshape(len(numbers), -1, num_inputs // fmt.span)[:, :num_outputs]
     zeros = None
     if fmt.has_zeros:
-        zeros = panels["spans"]["zeros"]  # panel, span, group; of eight bits: i
+        zeros = spans["zeros"]  # panel, span, group; of eight bits: i
         if fmt.bits == 4:
             zeros = (zeros[..., None] >> _PLACES & 15).astype(np.int8)
         in_rows = zeros.transpose(0, 3, 2, 1)
@@ -218,26 +218,28 @@ def _block_type(fmt: WeightFormat) -> np.dtype[Any]:
 def _panels(fmt: WeightFormat, packed: UInt8Array, num_inputs: int) -> Array:
     """Return the packed bytes as panels.
 
-    Axes of their words: of four bits [tile, group, quad, i], of eight [tile, i // 2, group, quad,
-    i % 2, word]. Of a span's numbers [group, d | m, i], of floats [group, i], of its zeros of four
-    bits [group], of eight [group, i].
+    Axes of their words: of four to six bits [tile, group, quad, i], of eight [tile, i // 2, group,
+    quad, i % 2, word]; of the rest [tile, group, quad, word]. Of a span's numbers [group, d | m,
+    i], of floats [group, i], of its zeros of four bits [group], of eight [group, i].
     """
-    words = (8, 4, 4) if fmt.bits == 4 else (2, 8, 4, 2, 2)
+    tile = [("words", "<u4", (2, 8, 4, 2, 2) if fmt.bits == 8 else (8, 4, 4))]
+    if fmt.rest_words:
+        tile.append(("rest", "<u4", (8, 4, fmt.rest_words)))
     span: list[Any] = [("numbers", "<f2", (8, 2 if fmt.has_minimum else 1, 4))]
     if fmt.is_float:
         span = [("numbers", _FLOAT_SCALES[fmt.scale], (8, 4))]
     if fmt.has_zeros:
         span.append(("zeros", "<u2", (8,)) if fmt.bits == 4 else ("zeros", "i1", (8, 4)))
-    num_spans = num_inputs // fmt.span
-    filling = fmt.panel_bytes(num_inputs) - fmt.scales_at(num_inputs) - num_spans * fmt.span_bytes
-    panel = np.dtype(
-        [
-            ("words", "<u4", (num_inputs // TILE_INPUTS, *words)),
-            ("spans", np.dtype(span), (num_spans,)),
-            ("filling", "u1", (filling,)),
-        ]
-    )
-    return packed.view(panel)
+    filled = fmt.scales_at(num_inputs) + fmt.numbers_bytes(num_inputs)
+    fields: list[Any] = [
+        ("tiles", np.dtype(tile), (num_inputs // TILE_INPUTS,)),
+        ("spans", np.dtype(span), (num_inputs // fmt.span,)),
+    ]
+    if fmt.shares:
+        fields[1] = ("spans", k_quant_layout.span_type(), (num_inputs // fmt.span,))
+        fields.append(("units", k_quant_layout.unit_type(fmt), (num_inputs // fmt.unit,)))
+    fields.append(("filling", "u1", (fmt.panel_bytes(num_inputs) - filled,)))
+    return packed.view(np.dtype(fields))
 
 
 def _check_spans(fmt: WeightFormat, blocks: Array) -> None:
@@ -267,9 +269,30 @@ def _in_nibbles(stored: UInt8Array) -> UInt8Array:
     return nibbles
 
 
+def _fill_apart(fmt: WeightFormat, matrix: QuantizedMatrix, panels: Array) -> None:
+    """Write a matrix of whole panels, of five or six bits or a shared format."""
+    panels["filling"] = 0
+    tiles, spans = panels["tiles"], panels["spans"]
+    stored = (matrix.quants + np.int8(fmt.offset)).view(np.uint8)
+    if fmt.rest_words:
+        tiles["words"], tiles["rest"] = k_quant_layout.lanes_of(fmt, stored)
+    else:
+        in_blocks = stored.reshape(len(stored), -1, TILE_INPUTS)
+        lanes = _nibbles_of_lanes(_in_nibbles(in_blocks).view("<u4"))
+        tiles["words"] = lanes.reshape(len(panels), 4, 8, -1, 4).transpose(0, 3, 2, 4, 1)
+    if fmt.shares:
+        k_quant_layout.fill_shared(fmt, matrix, spans, panels["units"])
+        return
+    for which, numbers in enumerate((matrix.scales, matrix.minima)):
+        if numbers is not None:
+            in_rows = numbers.reshape(len(panels), 4, 8, -1)
+            spans["numbers"][:, :, :, which] = in_rows.transpose(0, 3, 2, 1)
+
+
 def _fill(fmt: WeightFormat, blocks: Array, panels: Array) -> None:
     """Write blocks [N, tiles of a panel] as whole panels. Rows missing at the end are zeros."""
-    num_panels, num_tiles = panels["words"].shape[:2]
+    tiles = panels["tiles"]
+    num_panels, num_tiles = tiles.shape
     missing = num_panels * PANEL_ROWS - len(blocks)
     if missing:
         blocks = np.concatenate([blocks, np.zeros((missing, num_tiles), blocks.dtype)])
@@ -281,10 +304,10 @@ def _fill(fmt: WeightFormat, blocks: Array, panels: Array) -> None:
         if fmt.is_float:
             lanes = four_bit_floats.placed(lanes)
         in_rows = lanes.reshape(num_panels, 4, 8, num_tiles, 4)
-        panels["words"] = in_rows.transpose(0, 3, 2, 4, 1)
+        tiles["words"] = in_rows.transpose(0, 3, 2, 4, 1)
     else:
         in_rows = _swap_middle_bytes(stored).reshape(num_panels, 2, 2, 8, num_tiles, 4, 2)
-        panels["words"] = in_rows.transpose(0, 4, 1, 3, 5, 2, 6)
+        tiles["words"] = in_rows.transpose(0, 4, 1, 3, 5, 2, 6)
     spans = panels["spans"]
     num_spans = spans.shape[1]
     firsts = blocks[:, :: num_tiles // num_spans].reshape(num_panels, 4, 8, num_spans)

@@ -9,8 +9,8 @@ so a multiprocessor of an H200 is fed some 37 weights a cycle (4.8 TB/s, 132 of 
 has to widen, multiply and sum them on the side.
 
 Who does what. A block of threads is 8 warps. A warp owns one panel of 32 rows of W and a *strand*
-of its k's, that is a run of its spans; a panel is dealt out to 1, 2, 4 or 8 strands, and a block
-has 8 / strands panels. With 4 strands of 14 spans:
+of its k's, that is a run of its units (spans, but where eight share numbers); a panel is dealt out
+to 1, 2, 4 or 8 strands, and a block has 8 / strands panels. With 4 strands of 14 spans:
 
     spans          0 … 3     4 … 7     8 … 11    12, 13
     panel 2·b      warp 0    warp 1    warp 2    warp 3
@@ -25,6 +25,13 @@ that takes off a constant anyway (of 8 bits by one more): differences of integer
 minimum of Q4_1 is no integer: it is multiplied with the sum of x's k's, which is the product with a
 tile of ones, two tensor instructions more for both tiles of W, and no lane has to ask another for
 anything.
+
+Scales of shared formats, d · s and m · n, are made where they are needed, exactly, by two
+instructions each (`instructions.whole_scales`). A span of Q6_K has two runs with a scale each, and
+a tensor instruction takes four k's of each quad: x is read as halves of vectors, so that the first
+step of a tile is the first run, and each run has its own sum. Five and six bits are put together
+in as few instructions as their halves' places allow (`k_quant_layout`): 51 and 50 for a lane's 32
+weights, where planes of nibbles and of upper bits would take 75.
 
 What is in flight. By Little's law 4.8 TB/s over some 0.8 µs are 30 KB a multiprocessor. A lane
 keeps a *ring* of tiles on their way in registers: a tile is multiplied, then its registers are
@@ -62,6 +69,11 @@ instructions each, and the loop has, on 9.0:
     MXFP4            544          105         76        109
     FP8             1152          221         87         74
     FP8_G128        1056          203         80         65
+    Q5_0             704          135         77         73
+    Q5_1             768          148         93         89
+    Q4_K             592          114         96         89
+    Q5_K             720          139        105        102
+    Q6_K             840          162        111        111
 
 44 of the 59 widen a lane's 32 weights in bfloat16: 16 to mask, 16 to take 136 off, 12 to shift, of
 which float16 needs 4. From some 32 rows on it is the tensor cores: 16 of their instructions a tile
@@ -76,6 +88,7 @@ The ladder:
   v2  one for every span; whole zero points; panels whose weights begin on lines of 128 bytes.
   v3  the same, and may begin before the launch ahead has ended, its first round fetched into the
       second cache (`instructions.early_launch`). Compiled and simulated; `make gpu` measures it.
+  v4  weights of five and six bits and shared scales (no instruction of the others is another one).
 Next rungs: weights marked to leave the caches first (they go by the ordinary read-only path); x in
 shared memory for more panels, for M > 16.
 Looked at, not built: more than 8 strands for the 2048 outputs of a small model, which are 64 blocks
@@ -184,11 +197,21 @@ class QuantizedMatmulVariant:
         fmt = FORMATS[self.weights]
         if self.columns == 32:
             return (2, 2)
-        if fmt.bits == 8 or (self.columns == 16 and self.weights in ("Q4_1", "Q4_Z")):
+        if self.columns == 16 and fmt.runs == 2:  # of twice the sums
+            return (4, 2)
+        if fmt.bits > 5 or self.weights == "Q5_1":
+            return (4, 4)
+        if self.columns == 16 and self.weights in ("Q4_1", "Q4_Z", "Q5_0", "Q4_K", "Q5_K"):
             return (4, 4)
         if fmt.is_float and self.dtype == "float16":  # of more instructions
             return (4, 4)
         return (8, 4)
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of four words that a tile has in the ring of W: its vectors, and the rest."""
+        fmt = FORMATS[self.weights]
+        return fmt.num_vectors + (1 if fmt.rest_words else 0)
 
     @property
     def round_spans(self) -> int:
@@ -199,6 +222,16 @@ class QuantizedMatmulVariant:
         """
         span_tiles = FORMATS[self.weights].span_tiles
         return max(self.rings[0], 1 if span_tiles == 1 else 4) // span_tiles
+
+    @property
+    def round_units(self) -> int:
+        """Units that a round touches."""
+        return -(-self.round_spans // FORMATS[self.weights].unit_spans)
+
+    @property
+    def scale_ring(self) -> int:
+        """Spans whose numbers are on their way; it divides a round's."""
+        return min(4, self.round_spans) if FORMATS[self.weights].shares else self.round_spans
 
     @property
     def expectation(self) -> Expectation:

@@ -1,7 +1,7 @@
 """How a product with quantised weights is dealt out to warps, and what takes M rows.
 
 The weights' panels of 32 outputs (`quantized_layout`) are cut along K into 1, 2, 4 or 8 *strands*
-of whole spans, a warp each; 8 warps are a block of threads, so a block has 8 / strands panels.
+of whole units, a warp each; 8 warps are a block of threads, so a block has 8 / strands panels.
 
 How many strands: the fewest that make 12 warps for each of 132 multiprocessors. N ≤ 12 640 has 8,
 14 336 has 4, 28 672 has 2, a vocabulary 1. The number is a constant and M has no say in it, since
@@ -19,7 +19,8 @@ type, so W is unpacked into scratch memory and read again. With b bytes a packed
     unpacked    b + 2 + 2            W read, 16 bits written, 16 bits read
 
 Whichever moves fewer bytes is taken: the kernel up to 256 rows of Q4_0 (b = 0.5625), 224 of Q4_1
-(0.625) and Q4_Z (0.578), 128 of Q8_0 (1.0625) and FP8 (1.125); with larger spans up to 256 and 128.
+(0.625), Q4_Z and Q4_K (0.578), 192 of Q5_K (0.703), 160 of Q6_K (0.82), 128 of Q8_0 (1.0625) and
+FP8 (1.125); with larger spans up to 256 and 128.
 Blocks side by side find much of W in the second cache, so the kernel moves fewer bytes than that;
 but from 32 rows on a pass is bound by the tensor cores and takes about as long as reading Q4_0 from
 memory does, while the library has instructions for many rows that the kernel has not. The number is

@@ -15,10 +15,12 @@ from kernels.cuda.instructions.small_integers import (
     READY_BYTES,
     READY_NIBBLES,
     SIXTEENTH,
+    WIDE_OFFSETS,
     WIDEN_BYTES,
     WIDEN_BYTES_LESS,
     WIDEN_NIBBLES,
     WIDEN_NIBBLES_LESS,
+    WIDEN_WIDE,
 )
 from tests.simt import tensor
 from tests.simt.memory import CheckedArray
@@ -87,6 +89,32 @@ def _widen_bytes_less(
     pairs.write_row(i, np.array(less, np.uint16).view(np.uint32))
 
 
+def _fives(own: int, rest: int) -> tuple[int, int, int, int]:
+    return own & 31, own >> 5 & 31, own >> 10 & 31, rest & 15 | own >> 15 << 4
+
+
+def _sixes(own: int, rest: int) -> tuple[int, int, int, int]:
+    return own & 63, own >> 6 & 63, rest & 63, own >> 12 | (rest >> 6 & 3) << 4
+
+
+def _wide_table(dtype: str, bits: int, offset: int) -> list[int]:
+    """Return what becomes of each integer of so many bits."""
+    magic = MAGIC[dtype]
+    taken_off = magic.negative(magic.worth + offset)
+    return multiply_add(dtype, np.arange(2**bits) | magic.bits, magic.one, taken_off)
+
+
+def _widen_wide(
+    bits: int, table: Sequence[int], pairs: CheckedArray, i: Any, own: Any, rest: Any
+) -> None:
+    take_apart = _fives if bits == 5 else _sixes
+    halves = [
+        take_apart(int(own) >> shift & 0xFFFF, int(rest) >> shift & 0xFFFF) for shift in (0, 16)
+    ]
+    for j in range(4):
+        pairs[i, j] = table[halves[0][j]] | table[halves[1][j]] << 16
+
+
 def _ready(count: int, table: Sequence[int], zeros: CheckedArray, i: Any, word: Any) -> None:
     """Write what becomes of four integers in a word, each one of `count`."""
     width = count.bit_length() - 1
@@ -125,6 +153,13 @@ def _twins_of(dtype: str) -> dict[Any, Any]:
         **{
             WIDEN_NIBBLES[dtype, offset]: partial(_widen_nibbles, _nibble_table(dtype, offset))
             for offset in NIBBLE_OFFSETS
+        },
+        **{
+            WIDEN_WIDE[dtype, bits, offset]: partial(
+                _widen_wide, bits, _wide_table(dtype, bits, offset)
+            )
+            for bits, offsets in WIDE_OFFSETS.items()
+            for offset in offsets
         },
         WIDEN_NIBBLES_LESS[dtype]: partial(_widen_nibbles_less, by_zero),
         WIDEN_BYTES[dtype]: partial(widen_bytes, _byte_table(dtype)),

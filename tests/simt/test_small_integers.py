@@ -1,10 +1,10 @@
-"""Integers of four and eight bits become 16-bit floats exactly, by magic numbers."""
+"""Integers of four to eight bits become 16-bit floats exactly, by magic numbers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda, uint32
+from numba import cuda, float32, uint32
 
 from kernels.cuda.instructions.small_integers import (
     READY_BYTES,
@@ -13,7 +13,9 @@ from kernels.cuda.instructions.small_integers import (
     WIDEN_BYTES_LESS,
     WIDEN_NIBBLES,
     WIDEN_NIBBLES_LESS,
+    WIDEN_WIDE,
 )
+from kernels.cuda.instructions.whole_scales import RAISED_BY, raised_byte
 from tests.simt import launch, tensor
 
 WIDEN = {"bfloat16": tensor.widen_bfloat16, "float16": tensor.widen_float16}
@@ -114,3 +116,47 @@ def test_every_signed_byte_is_itself_less_a_zero_point(dtype):
         np.testing.assert_array_equal(found[:, j], values[:, both] - wide[:, [j]])
     assert found.min() < -200
     assert found.max() > 200
+
+
+@pytest.mark.parametrize(("dtype", "bits", "offset"), WIDEN_WIDE)
+def test_every_integer_of_five_or_six_bits_is_itself_less_the_offset(dtype, bits, offset):
+    widen = WIDEN_WIDE[dtype, bits, offset]
+
+    def widens(out, words):
+        pairs = cuda.local.array((1, 4), uint32)
+        first = 2 * cuda.threadIdx.x
+        widen(pairs, 0, words[first], words[first + 1])
+        for j in range(4):
+            out[4 * cuda.threadIdx.x + j] = pairs[0, j]
+
+    rng, count = np.random.default_rng(bits), 64
+    q = (np.arange(count)[:, None, None] + rng.integers(0, 64, (4, 2))) % 2**bits  # [·, j, half]
+    last = q[:, 3]
+    if bits == 5:
+        own = q[:, 0] | q[:, 1] << 5 | q[:, 2] << 10 | last >> 4 << 15
+        rest = last & 15 | rng.integers(0, 1 << 12, last.shape) << 4  # the other rows'
+    else:
+        own = q[:, 0] | q[:, 1] << 6 | (last & 15) << 12
+        rest = q[:, 2] | last >> 4 << 6 | rng.integers(0, 256, last.shape) << 8
+    halves = np.stack([own, rest], axis=1).astype(np.uint16)
+    out = np.zeros(4 * count, np.uint32)
+
+    launch(widens, (1, 1, 1), count, (out, halves.view(np.uint32).reshape(-1)))
+
+    found = WIDEN[dtype](out.view(np.uint16)).reshape(count, 4, 2)
+    np.testing.assert_array_equal(found, q - offset)
+
+
+def test_every_byte_of_a_word_is_raised():
+    def raises(out, words):
+        for i in range(4):
+            out[4 * cuda.threadIdx.x + i] = raised_byte(words[cuda.threadIdx.x], i) - float32(
+                RAISED_BY
+            )
+
+    stored = np.arange(256, dtype=np.uint8)
+    out = np.zeros(256, np.float32)
+
+    launch(raises, (1, 1, 1), 64, (out, stored.view(np.uint32)))
+
+    np.testing.assert_array_equal(out, stored)

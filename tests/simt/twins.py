@@ -26,6 +26,7 @@ from kernels.cuda.instructions import (
     exact_float64,
     tiles,
     vectors,
+    whole_scales,
 )
 from tests.simt import tensor
 from tests.simt.device import Device
@@ -249,6 +250,9 @@ PLAIN: dict[Any, Any] = {
     vectors.store_word: _store_word,
     tiles.choose_bytes: _choose_bytes,
     **SMALL_INTEGER_TWINS,
+    whole_scales.raised_byte: lambda word, i: np.float32(
+        whole_scales.RAISED_BY + (int(word) >> 8 * int(i) & 255)
+    ),
     **SMALL_FLOAT_TWINS,
     **EIGHT_BIT_TWINS,
     **{elements.LOAD_FLOATS[name]: partial(_load_floats, f) for name, f in _WIDEN.items()},

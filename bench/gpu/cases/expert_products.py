@@ -67,7 +67,7 @@ class _Pairs:
 
 def draw_quantized_experts(variant: QuantizedMatmulVariant, seed: int) -> list[Case]:
     """Rows of tokens, in tiles that overflow; rows of pairs, with 8 short strands."""
-    longest, panel = 2 * variant.round_spans + 1, variant.panel_outputs
+    longest, panel = 2 * variant.round_units + 1, variant.panel_outputs
     return [
         quantized_experts_case(
             variant, Shape(variant.columns + 5, 2 * panel, longest, 1, CHOSEN), seed
@@ -77,7 +77,7 @@ def draw_quantized_experts(variant: QuantizedMatmulVariant, seed: int) -> list[C
 
 
 def quantized_experts_case(variant: QuantizedMatmulVariant, shape: Shape, seed: int = 0) -> Case:
-    """Draw x and all experts' matrices [N, K], N being whole panels and K so many spans."""
+    """Draw x and all experts' matrices [N, K], N being whole panels and K so many units."""
     rng = np.random.default_rng(seed)
     pairs = _Pairs.of(rng, shape.num_tokens, variant.columns)
     num_products = 2 * shape.num_outputs if variant.gates else shape.num_outputs
@@ -92,11 +92,11 @@ def quantized_experts_case(variant: QuantizedMatmulVariant, shape: Shape, seed: 
     def product(rows: Array, expert: int) -> Array:
         out: Array = np.empty((len(rows), num_products))
         one = matrices[expert]
-        quantized_matmul(rows, one.multiplied, one.scales, one.minima, out)
+        quantized_matmul(rows, *one.operands, out)
         out += to_float64(variant.dtype, biases[expert])
         return quantized_cases.gated_in_turns(out, variant.activation) if variant.gates else out
 
-    num_inputs = FORMATS[variant.weights].span * shape.length
+    num_inputs = FORMATS[variant.weights].unit * shape.length
     return _product_case(variant, shape, num_inputs, pairs, (packed, biases), product, rng)
 
 

@@ -19,9 +19,10 @@ from kernels.cuda.activation import SILU
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.eight_bit_floats import VALUES
 from kernels.cuda.four_bit_floats import DOUBLED
-from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS
-from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
+from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS, TILE_INPUTS, WeightFormat
+from kernels.cuda.quantized_layout import pack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_matrix import QuantizedMatrix
 from kernels.cuda.quantized_rows import TILES, QuantizedRowsVariant
 from kernels.cuda.quantized_strands import COLUMNS
 from kernels.reference.gate_mul import GATE_MUL
@@ -32,7 +33,7 @@ COLUMNS_BEHIND = 2
 
 def draw_cases(variant: QuantizedMatmulVariant, seed: int) -> list[Case]:
     """Two strands that go round the ring, in a block with panels to spare; and 8 short strands."""
-    longest = 2 * variant.round_spans + 1
+    longest = 2 * variant.round_units + 1
     columns = variant.columns
     many, few = (48, 16) if variant.gates else (40, 20)
     return [
@@ -45,17 +46,17 @@ def draw_case(
     variant: QuantizedMatmulVariant,
     num_rows: int,
     num_outputs: int,
-    num_spans: int,
+    num_units: int,
     strand_bits: int,
     *,
     alone: int,
     seed: int = 0,
 ) -> Case:
-    """Draw x [M, K], K being so many spans, and W; row `alone` is the part."""
+    """Draw x [M, K], K being so many units, and W; row `alone` is the part."""
     rng = np.random.default_rng(seed)
     num_products = 2 * num_outputs if variant.gates else num_outputs
     padded = -(-num_products // PANEL_ROWS) * PANEL_ROWS
-    matrix = draw_matrix(rng, variant.weights, padded, num_spans)
+    matrix = draw_matrix(rng, variant.weights, padded, num_units)
     num_inputs = matrix.quants.shape[1]
     for values in (matrix.scales, matrix.minima):
         if values is not None:
@@ -65,13 +66,12 @@ def draw_case(
     magnitudes = np.resize([1.0, 3.0, 0.1], (num_rows, 1))
     x = to_stored(variant.dtype, rng.standard_normal((num_rows, num_inputs)) * magnitudes)
     exact: Array = np.empty((num_rows, num_products))
-    quantized_matmul(
-        to_float64(variant.dtype, x),
-        matrix.multiplied[:num_products],
-        matrix.scales[:num_products],
-        None if matrix.minima is None else matrix.minima[:num_products],
-        exact,
+    quants, scales, minima = (
+        None if numbers is None else numbers[:num_products] for numbers in matrix.operands
     )
+    assert quants is not None
+    assert scales is not None
+    quantized_matmul(to_float64(variant.dtype, x), quants, scales, minima, exact)
     biases = draw_biases(rng, variant, num_products)
     exact += to_float64(variant.dtype, biases)
     if variant.gates:
@@ -126,14 +126,14 @@ def of_few_rows(variant: QuantizedMatmulVariant) -> QuantizedMatmulVariant:
 def draw_rows(variant: QuantizedRowsVariant, seed: int) -> list[Case]:
     """All rows in order, ragged in both directions; and some, scattered, one of them twice."""
     rng = np.random.default_rng(seed)
-    num_outputs, span_tiles = PANEL_ROWS + 9, FORMATS[variant.weights].span_tiles
-    matrix = draw_matrix(rng, variant.weights, num_outputs, TILES // span_tiles + 1)
+    num_outputs, unit_tiles = PANEL_ROWS + 9, FORMATS[variant.weights].unit // TILE_INPUTS
+    matrix = draw_matrix(rng, variant.weights, num_outputs, max(2, TILES // unit_tiles + 1))
     # Nothing of these is multiplied with anything: their size is that of the tolerance's data.
     for values in (matrix.scales, matrix.minima):
         if values is not None:
             values *= np.float16(8)
     exact: Array = np.empty(matrix.quants.shape)
-    dequantized(matrix.multiplied, matrix.scales, matrix.minima, exact)
+    dequantized(*matrix.operands, exact)
     packed = packed_in_poison(variant.weights, matrix)
 
     def case(rows: Array) -> Case:
@@ -156,11 +156,13 @@ def draw_rows(variant: QuantizedRowsVariant, seed: int) -> list[Case]:
 
 
 def draw_matrix(
-    rng: np.random.Generator, label: str, num_outputs: int, num_spans: int
+    rng: np.random.Generator, label: str, num_outputs: int, num_units: int
 ) -> QuantizedMatrix:
     """Draw a matrix [N, K] whose products with normally distributed rows are of size 1."""
     fmt = FORMATS[label]
-    shape, num_inputs = (num_outputs, num_spans), fmt.span * num_spans
+    shape, num_inputs = (num_outputs, num_units), fmt.unit * num_units
+    if fmt.shares:
+        return _draw_shared(rng, fmt, shape)
     if fmt.is_float and fmt.bits == 8:
         return _draw_float8(rng, shape, num_inputs)
     if fmt.is_float:
@@ -183,6 +185,26 @@ def draw_matrix(
     )
 
 
+def _draw_shared(
+    rng: np.random.Generator, fmt: WeightFormat, shape: tuple[int, int]
+) -> QuantizedMatrix:
+    """Draw every integer and every whole scale, the least and the largest among them."""
+    num_outputs, num_units = shape
+    num_spans, size = num_units * fmt.unit_spans, np.sqrt(num_units * fmt.unit)
+    quants = rng.integers(
+        -fmt.offset, 2**fmt.bits - fmt.offset, (num_outputs, fmt.unit * num_units), np.int8
+    )
+    d = rng.uniform(0.2, 2.0, shape) * rng.choice([-1, 1], shape) / (2.0 ** (fmt.bits - 2) * size)
+    if fmt.runs == 2:
+        whole = rng.integers(-128, 128, (num_outputs, 2 * num_spans), np.int8)
+        return QuantizedMatrix(quants, (d / 64).astype(np.float16), whole_scales=whole)
+    whole, whole_minima = rng.integers(0, 64, (2, num_outputs, num_spans), np.uint8)
+    m = rng.standard_normal(shape) / (32 * size)
+    return QuantizedMatrix(
+        quants, (d / 32).astype(np.float16), m.astype(np.float16), None, whole, whole_minima
+    )
+
+
 def _draw_float8(
     rng: np.random.Generator, shape: tuple[int, int], num_inputs: int
 ) -> QuantizedMatrix:
@@ -199,7 +221,6 @@ def packed_in_poison(label: str, matrix: QuantizedMatrix) -> Array:
     """Return a matrix packed, the bytes behind the spans of its panels NaN."""
     fmt, num_inputs = FORMATS[label], matrix.quants.shape[1]
     packed = pack_matrix(label, matrix)
-    spans_bytes = num_inputs // fmt.span * fmt.span_bytes
     panels = packed.reshape(-1, fmt.panel_bytes(num_inputs))
-    panels[:, fmt.scales_at(num_inputs) + spans_bytes :] = 0xFF
+    panels[:, fmt.scales_at(num_inputs) + fmt.numbers_bytes(num_inputs) :] = 0xFF
     return packed

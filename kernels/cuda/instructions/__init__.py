@@ -7,8 +7,9 @@
     exact_float64   the same in float64
     eight_bits      keys and values of eight bits, to 16-bit floats and from float32
     placed_bytes    the same to 16-bit floats by moving bits, units and offset left to the sums
-    small_integers  four and eight bits to 16-bit floats
+    small_integers  four to eight bits to 16-bit floats
     small_floats    floats of four and eight bits to 16-bit floats, scales to float32
+    whole_scales    scales that are bytes to float32
     vectors         16-byte reads and writes, as words
     addresses       places of 64 bits in one instruction, and not computed twice
     tiles           tensor cores: products of 16 × 16 by 16 × 8 tiles, and how tiles reach registers

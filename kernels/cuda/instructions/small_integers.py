@@ -1,4 +1,4 @@
-"""Integers of four and eight bits to 16-bit floats, exactly and without a conversion instruction.
+"""Integers of four to eight bits to 16-bit floats, exactly and without a conversion instruction.
 
 A 16-bit float whose exponent makes the last place of its fraction worth 1 is a *magic number*: an
 integer put into its low bits is added to it.
@@ -20,6 +20,10 @@ so q = (magic | q & 127) − (magic | q & 128) in both types.
 float16 has bits enough to leave a nibble where it is, at bits 4 … 7: there it is worth 16 · q, and
 the multiply-add, which multiplies anyway, takes a sixteenth of it. So only every other nibble of a
 half has to be shifted to its place. bfloat16's fraction has seven bits: all but the first have.
+
+Five and six bits lie three and two to a half, and the last ones in parts (`k_quant_layout`). Those
+are put together under the same magic number by one more LOP3. Of five bits float16 leaves the
+second where it is, too, for a thirty-second of it.
 
 What is taken off may be a zero point of its own for each row, made ready once as a word of two
 equal halves. For nibbles these are −(magic + z), which costs the weights nothing: the multiply-add
@@ -62,12 +66,16 @@ MAGIC = {
 }
 
 # Of float16: a sixteenth; and 15/16 of the magic number, which −(magic + z) and −(magic/16 + z) are
-# apart.
+# apart. And a thirty-second.
 SIXTEENTH = 0x2C00
 FIFTEEN_SIXTEENTHS = 0x6380
+THIRTY_SECOND = 0x2800
 
 # What is taken off a stored 4-bit weight: 8 makes it signed.
 NIBBLE_OFFSETS = (0, 8)
+
+# Of weights of five and six bits.
+WIDE_OFFSETS = {5: (0, 16), 6: (32,)}
 
 
 def _both(half: int) -> Value:
@@ -104,6 +112,53 @@ def _write_nibbles(at: Emitter, magic: Magic, word: Value, taken_off: Value) -> 
             value = _multiply_add(at, magic, raised, sixteenth, taken_off_sixteenth)
         at.builder.store(value, register)
     return at.nothing()
+
+
+def _joined(at: Emitter, word: Value, shift: int, mask: int, raised: Value) -> Value:
+    """Write word >> shift & mask | raised."""
+    shifted = at.builder.lshr(word, ir.Constant(I32, shift)) if shift else word
+    operands = [shifted, _both(mask), raised]
+    return at.assembly("lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", I32, operands)
+
+
+def _raised_fives(at: Emitter, magic: Magic, own: Value, rest: Value) -> list[Value]:
+    first = 0 if magic.fraction_bits > 9 else 5  # the second stays where it is, or does not
+    return [
+        _masked(at, own, 0, 0x1F, magic),
+        _masked(at, own, first, 0x1F << 5 - first, magic),
+        _masked(at, own, 10, 0x1F, magic),
+        _joined(at, rest, 0, 0xF, _masked(at, own, 11, 0x10, magic)),
+    ]
+
+
+def _raised_sixes(at: Emitter, magic: Magic, own: Value, rest: Value) -> list[Value]:
+    return [
+        _masked(at, own, 0, 0x3F, magic),
+        _masked(at, own, 6, 0x3F, magic),
+        _masked(at, rest, 0, 0x3F, magic),
+        _joined(at, rest, 2, 0x30, _masked(at, own, 12, 0xF, magic)),
+    ]
+
+
+def _wide(magic: Magic, bits: int, offset: int) -> Intrinsic:
+    taken_off, one = _both(magic.negative(magic.worth + offset)), _both(magic.one)
+
+    def emit(at: Emitter) -> Value:
+        raise_all = _raised_fives if bits == 5 else _raised_sixes
+        raised = raise_all(at, magic, at.arguments[2], at.arguments[3])
+        for j, register in enumerate(at.row(0, 1, 4)):
+            factor, less = one, taken_off
+            if bits == 5 and j == 1 and magic.fraction_bits > 9:
+                factor, less = _both(THIRTY_SECOND), _both(_small_negative(32 + offset))
+            at.builder.store(_multiply_add(at, magic, raised[j], factor, less), register)
+        return at.nothing()
+
+    return instruction(types.void, [None, None, types.uint32, types.uint32], emit)
+
+
+def _small_negative(value: int) -> int:
+    """Return the bits of −`value` in float16, a whole number from 32 to 63."""
+    return 0x8000 | 0x5000 | (value - 32) << 5
 
 
 def _nibbles(magic: Magic, offset: int) -> Intrinsic:
@@ -185,6 +240,16 @@ WIDEN_NIBBLES: dict[tuple[str, int], Intrinsic] = {
 # pairs[i, 1] its bytes 1 and 3, pairs[i, 2 … 3] those of `second`. By dtype.
 WIDEN_BYTES: dict[str, Intrinsic] = {
     dtype: _bytes(magic, is_less=False) for dtype, magic in MAGIC.items()
+}
+
+# widen_wide(pairs, i, own, rest): pairs[i, j] = the integers of five or six bits of a row's word
+# and of the rest, shifted so that the row's part is the lowest, less the offset. By dtype, bits and
+# offset.
+WIDEN_WIDE: dict[tuple[str, int, int], Intrinsic] = {
+    (dtype, bits, offset): _wide(magic, bits, offset)
+    for dtype, magic in MAGIC.items()
+    for bits, offsets in WIDE_OFFSETS.items()
+    for offset in offsets
 }
 
 # widen_nibbles_less(pairs, i, word, zero), widen_bytes_less(pairs, i, first, second, zero): the

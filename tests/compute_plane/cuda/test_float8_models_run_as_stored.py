@@ -105,7 +105,7 @@ def test_every_matrix_is_kept_as_it_is(spec: ModelSpec, label: str, tied: bool) 
         shape = matrix.num_outputs, matrix.num_inputs
         parts = unpack_matrix(matrix.format, matrix.packed.numpy(), *shape)
         found = np.empty(shape, np.float32)
-        dequantized(parts.multiplied, parts.scales, parts.minima, found)
+        dequantized(*parts.operands, found)
         np.testing.assert_array_equal(found, source.tensor(name).to_float32())
     assert plan.num_bytes == placed.num_bytes
 

@@ -194,7 +194,7 @@ def test_scales_are_kept_once_for_the_largest_span_that_the_groups_fill(
         (values,) = (w for name, w in written.weights.items() if stored in name)
         found = np.empty(values.shape, np.float32)
         parts = unpack_matrix(matrix.format, matrix.packed.numpy(), *values.shape)
-        dequantized(parts.multiplied, parts.scales, parts.minima, found)
+        dequantized(*parts.operands, found)
         order = source.tensor(f"model.layers.0.{stored}.weight").input_order
         assert (matrix.input_order is not None) == (order is not None and "o_proj" in stored)
         np.testing.assert_array_equal(found, values if order is None else values[:, order])

@@ -11,8 +11,8 @@ from compute_plane.cuda.dense_kernels import MOST_ROWS
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.matrices import Projection, QuantizedMatrix
 from kernels.cuda.quantized_formats import GATE_TURN, packed_bytes
-from kernels.cuda.quantized_layout import QuantizedMatrix as StoredMatrix
 from kernels.cuda.quantized_layout import pack_matrix
+from kernels.cuda.quantized_matrix import QuantizedMatrix as StoredMatrix
 from tests.compute_plane.cuda.noted_products import (
     EPS,
     FEATURES,

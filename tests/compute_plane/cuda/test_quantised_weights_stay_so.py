@@ -229,8 +229,8 @@ class Relabelled:
 def test_a_format_without_a_kernel_runs_as_the_nearest_that_has_one(stored: TensorFormat) -> None:
     source = Relabelled(tiny_model(SPEC).source, stored)
     (planned,) = plan_weights(SPEC, source, "bfloat16").layers[0].feedforward.down
-    expected = {"F32": "BF16", "F16": "BF16", "Q5_0": "Q8_0", "Q5_1": "Q8_0", "Q4_K": "Q4_1"}
-    expected |= dict.fromkeys(("Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"), "Q8_0")
+    expected = {"F32": "BF16", "F16": "BF16", "Q3_K": "Q6_K"}
+    expected |= dict.fromkeys(("Q2_K", "IQ4_NL", "IQ4_XS"), "Q8_0")
     expected |= {"INT4": "Q4_0", "UINT4": "Q4_Z", "INT8": "Q8_0", "UINT8": "Q8_Z"}
     assert planned.target.label == expected.get(stored.label, stored.label)
 

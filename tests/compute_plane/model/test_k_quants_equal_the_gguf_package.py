@@ -8,11 +8,12 @@ import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
 from compute_plane.executor.weight_formats import is_exact
-from compute_plane.model import k_quants, read_only_quants
+from compute_plane.model import read_only_quants
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.loader import load_model
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.tensor import TensorFormat
+from kernels.reference import k_quants
 from tests.compute_plane.model.llama_weights import decoded_weights
 
 DECODERS = {**k_quants.DECODERS, **read_only_quants.DECODERS}

@@ -15,13 +15,14 @@ from bench.gpu.case import Case, to_float64
 from bench.gpu.cases import draw_cases
 from bench.gpu.cases.quantized_matmul import COLUMNS_BEHIND, draw_case
 from bench.gpu.numerics import check_case
-from kernels.cuda import quantized_matmul_tensor, quantized_rows
+from kernels.cuda import quantized_matmul_tensor, quantized_operands, quantized_rows
 from kernels.cuda.eight_bit_floats import FINITE, VALUES
-from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
+from kernels.cuda.quantized_layout import pack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_matrix import QuantizedMatrix
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from tests.kernels.cuda.compiled import replaced, run_compiled
-from tests.kernels.cuda.simulation import Kernel, Source, simulate
+from tests.kernels.cuda.simulation import Kernel, Source, Sources, simulate
 from tests.ptx import Fault as PtxFault
 from tests.simt import Fault
 
@@ -92,13 +93,13 @@ def is_noticed(case: Case, kernels: dict[str, Kernel]) -> bool:
     return bool(case.faults(outputs))
 
 
-WIDE = "word_to_float32(scale_words[span, i]) * raised_scale"
+WIDE = "word_to_float32(scale_words[slot, i]) * raised_scale"
 BREAKAGES = [
-    (HALVES, WIDE, "word_to_float32(scale_words[span, i])"),
-    (PRODUCT, WIDE, "word_to_float32(scale_words[span, 0]) * raised_scale"),
+    (HALVES, WIDE, "word_to_float32(scale_words[slot, i])"),
+    (PRODUCT, WIDE, "word_to_float32(scale_words[slot, 0]) * raised_scale"),
     (PRODUCT, "first, second = weights[v, 2 * h], weights[v, 2 * h + 1]",
      "first, second = weights[v, 2 * h + 1], weights[v, 2 * h]"),
-    (PRODUCT, "if has_minimum or has_wide_scales:", "if has_minimum:"),
+    (PRODUCT, 'fmt.scale == "float32" or', ""),
     (PRODUCT, "WIDEN_FLOAT_BYTES[dtype] if is_float else", ""),
     (HALVES, "load_scales(scale_words, span, packed, at + group * group_bytes)",
      "load_scales(scale_words, span, packed, at)"),
@@ -108,10 +109,11 @@ BREAKAGES = [
 ]  # fmt: skip
 
 
-def source_of(variant: QuantizedMatmulVariant | QuantizedRowsVariant) -> Source:
+def source_of(variant: QuantizedMatmulVariant | QuantizedRowsVariant) -> Sources:
     if isinstance(variant, QuantizedRowsVariant):
-        return Source(quantized_rows, "make_quantized_rows", variant)
-    return Source(quantized_matmul_tensor, "make_quantized_matmul", variant)
+        return Sources(Source(quantized_rows, "make_quantized_rows", variant))
+    kernel = quantized_matmul_tensor, "make_quantized_matmul", variant
+    return Sources(Source(*kernel), Source(*kernel, quantized_operands))
 
 
 @pytest.mark.spread(5)

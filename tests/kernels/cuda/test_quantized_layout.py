@@ -12,16 +12,15 @@ from compute_plane.model.dequantize import decode_rows
 from kernels.cuda.eight_bit_floats import FINITE
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.four_bit_floats import DOUBLED, placed, taken_up
+from kernels.cuda.k_quant_layout import BLOCK_BYTES as APART
 from kernels.cuda.quantized_formats import FORMATS, label_for, packed_bytes
-from kernels.cuda.quantized_layout import (
-    QuantizedMatrix,
-    pack_matrix,
-    pack_rows,
-    unpack_matrix,
-)
+from kernels.cuda.quantized_layout import pack_matrix, pack_rows, unpack_matrix
+from kernels.cuda.quantized_matrix import QuantizedMatrix
 from kernels.reference.quantized_kv import from_float8
 from kernels.reference.quantized_matmul import quantized_matmul
 
+OWN = [label for label, fmt in FORMATS.items() if fmt.kind not in APART]
+"""Formats that `test_k_quant_layout` is not about."""
 NUMBERS = (("m", "<f2"), ("z", "i1"))
 BLOCK_BYTES = {
     "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q4_Z": 19, "Q8_Z": 35, "MXFP4": 17, "FP8": 36
@@ -75,7 +74,7 @@ def split_rows(label: str, rows: np.ndarray) -> QuantizedMatrix:
 def assert_same(found: QuantizedMatrix, expected: QuantizedMatrix, repeats: int = 1) -> None:
     """`repeats`: so many numbers of `expected` are one of `found`."""
     np.testing.assert_array_equal(found.quants, expected.quants)
-    for name in ("scales", "minima", "zeros"):
+    for name in ("scales", "minima", "zeros", "whole_scales", "whole_minima"):
         one, other = getattr(found, name), getattr(expected, name)
         assert (one is None) == (other is None)
         if one is not None:
@@ -99,7 +98,7 @@ def test_what_is_packed_can_be_unpacked_exactly(label, num_outputs, num_spans):
     assert_same(unpack_matrix(label, packed, num_outputs, num_inputs), matrix)
 
 
-@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize("label", OWN)
 def test_rows_of_blocks_keep_their_values(label, monkeypatch):
     fmt, num_outputs = FORMATS[label], 75
     num_inputs = 2 * fmt.span
@@ -114,11 +113,11 @@ def test_rows_of_blocks_keep_their_values(label, monkeypatch):
 
     assert_same(found, split_rows(label, rows), fmt.span_tiles)
     out = np.empty((num_inputs, num_outputs))
-    quantized_matmul(np.eye(num_inputs), found.multiplied, found.scales, found.minima, out)
+    quantized_matmul(np.eye(num_inputs), *found.operands, out)
     np.testing.assert_allclose(out.T, decoded, rtol=1e-6, atol=1e-6 * np.abs(decoded).max())
 
 
-@pytest.mark.parametrize("label", [label for label, fmt in FORMATS.items() if not fmt.is_float])
+@pytest.mark.parametrize("label", [label for label in OWN if not FORMATS[label].is_float])
 def test_a_weight_lies_where_the_drawing_has_it(label):
     fmt = FORMATS[label]
     panel, tile, row, k = 1, fmt.span_tiles, 21, 13  # of span 1; i = 2, group 5; quad 1, e = 5
@@ -211,9 +210,10 @@ def test_every_panel_begins_with_a_line_and_has_the_bits_that_the_table_says(lab
         "Q4_Z": 4.625, "Q4_Z_G64": 4.3125, "Q4_Z_G128": 4.15625,
         "Q8_0": 8.5, "Q8_0_G64": 8.25, "Q8_0_G128": 8.125,
         "Q8_Z": 8.75, "Q8_Z_G64": 8.375, "Q8_Z_G128": 8.1875, "MXFP4": 4.25,
-        "FP8": 9, "FP8_G128": 8.25,
+        "FP8": 9, "FP8_G128": 8.25, "Q5_0": 5.5, "Q5_1": 6,
+        "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625,
     }  # fmt: skip
-    for num_inputs in (128, 2048, 4096, 11008, 14336):
+    for num_inputs in (256, 2048, 4096, 11008, 14336):
         num_bytes = FORMATS[label].panel_bytes(num_inputs)
         assert num_bytes % 128 == 0
         assert 0 <= num_bytes - table[label] * 4 * num_inputs < 128
@@ -249,7 +249,7 @@ def test_a_scale_for_more_than_a_span_is_repeated(label, group):
     assert found.scales.shape == (32, 256 // fmt.span)
     out, expected = np.empty((256, 32)), np.empty((256, 32))
     for one, values in ((found, out), (matrix, expected)):
-        quantized_matmul(np.eye(256), one.multiplied, one.scales, one.minima, values)
+        quantized_matmul(np.eye(256), *one.operands, values)
     np.testing.assert_array_equal(out, expected)
 
 
@@ -273,7 +273,7 @@ def rows_with(label: str, block: int, byte: int, value: int):
 @pytest.mark.parametrize(
     ("pack", "message"),
     [
-        (lambda: packed_bytes("Q5_0", 16, 32), "weights must be one of Q8_0, Q8_0_G64, Q8_0_G128"),
+        (lambda: packed_bytes("Q2_K", 16, 256), "weights must be one of Q8_0, Q8_0_G64, Q8_0_G128"),
         (lambda: packed_bytes("Q4_0", 16, 48), "num_inputs must be a multiple of 32, got 48"),
         (lambda: packed_bytes("Q4_0", 16, 0), "num_inputs must be a multiple of 32, got 0"),
         (lambda: packed_bytes("Q4_Z_G128", 16, 64), "num_inputs must be a multiple of 128, got 64"),

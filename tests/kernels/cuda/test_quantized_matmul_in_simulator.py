@@ -11,11 +11,17 @@ import pytest
 from bench.gpu.case import Case, to_float64
 from bench.gpu.cases.quantized_matmul import COLUMNS_BEHIND, draw_case, draw_cases
 from bench.gpu.numerics import check_case
-from kernels.cuda import quantized_matmul, quantized_matmul_tensor, quantized_sums
+from kernels.cuda import (
+    quantized_matmul,
+    quantized_matmul_tensor,
+    quantized_operands,
+    quantized_sums,
+)
 from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.quantized_formats import FORMATS
-from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
+from kernels.cuda.quantized_formats import FORMATS, TILE_INPUTS
+from kernels.cuda.quantized_layout import pack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_matrix import QuantizedMatrix
 from kernels.cuda.quantized_strands import columns_of, strand_bits_of
 from tests.kernels.cuda.simulation import Kernel, Source, Sources, simulate
 from tests.simt import Fault, OutOfBounds, Race
@@ -80,8 +86,8 @@ def run_by(case: Case, columns: int, seed: int) -> np.ndarray:
 )
 def test_every_variant_gives_the_same_bits(weights):
     variant = QuantizedMatmulVariant(weights, "bfloat16", 16)
-    num_spans = 1 + 8 // FORMATS[weights].span_tiles
-    case = draw_case(variant, 9, 24, num_spans, 0, alone=0)
+    num_units = 1 + 8 * TILE_INPUTS // FORMATS[weights].unit
+    case = draw_case(variant, 9, 24, num_units, 0, alone=0)
 
     first, *others = [run_by(case, columns, seed) for seed, columns in enumerate((8, 16, 32))]
 
@@ -150,7 +156,11 @@ def source_of(variant: QuantizedMatmulVariant, library: ModuleType | None = None
 
 
 SOURCES = {
-    variant: Sources(source_of(variant), source_of(variant, quantized_sums))
+    variant: Sources(
+        source_of(variant),
+        source_of(variant, quantized_sums),
+        source_of(variant, quantized_operands),
+    )
     for variant in (MINIMA, BYTES, ZEROS, ZERO_BYTES, FLOATS, GATES)
 }
 
@@ -162,7 +172,7 @@ def narrow_case(variant: QuantizedMatmulVariant) -> Case:
 
 def long_case(variant: QuantizedMatmulVariant) -> Case:
     """One strand that fills its ring twice and starts anew."""
-    return draw_case(variant, 3, 20, 2 * variant.round_spans + 1, 0, alone=0)
+    return draw_case(variant, 3, 20, 2 * variant.round_units + 1, 0, alone=0)
 
 
 def test_there_is_one_barrier_and_it_can_not_be_left_out():
@@ -200,7 +210,7 @@ BREAKAGES = [
     (MINIMA, "minima[row], input_sums[c, j], total", "minima[row], input_sums[c, 0], total"),
     (ZEROS, "word = word >> uint32(group % 2 * 16)", "pass"),
     (ZERO_BYTES, "first, second, zeros[0, 2 * t + h])", "first, second, zeros[0, h])"),
-    (BYTES, "* strand_spans\n", "* 0\n"),
+    (BYTES, "* strand_units\n", "* 0\n"),
     (BYTES, "value += strand_sums[uint32(at)]", "value = strand_sums[uint32(at)]"),
 ]  # fmt: skip
 MORE_BREAKAGES = [
@@ -208,13 +218,13 @@ MORE_BREAKAGES = [
     (BYTES, "load_scales(scale_words, span, packed, at + group * group_bytes)",
      "load_scales(scale_words, span, packed, at)"),
     (BYTES, "sums, t * column_tiles + c, a, b)",
-     "sums, t * column_tiles + c, a, (inputs[i, j + 1], inputs[i, j]))"),
+     "sums, t * column_tiles + c, a, (b[1], b[0]))"),
     (BYTES, "row = 2 * t + j // 2", "row = 2 * t"),
     (BYTES, "scales[2 * half], scales[2 * half + 1] = low(word), high(word)",
      "scales[2 * half], scales[2 * half + 1] = high(word), low(word)"),
     (MINIMA, "input_sums[c, j] = float32(0)", "pass"),
     (ZEROS, "(group if is_bytes else group // 2) * 4", "group // 4 * 4"),
-    (FLOATS, "byte = scale_words[span, 0] >> uint32(8 * i)", "byte = scale_words[span, 0]"),
+    (FLOATS, "byte = scale_words[slot, 0] >> uint32(8 * i)", "byte = scale_words[slot, 0]"),
     (ZEROS, "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t + h])",
      "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t])"),
     (ZERO_BYTES, "(group if is_bytes else group // 2) * 4", "group // 2 * 4"),
@@ -262,7 +272,7 @@ MORE_TURNS = [
     (MINIMA, "at = tile_at + ahead * tile_bytes", "at = tile_at + (ahead - 1) * tile_bytes"),
     (MINIMA, "at = scales_at + next_span * span_bytes + group",
      "at = scales_at + span * span_bytes + group"),
-    (ZEROS, "ask_for_zeros(zero_words, span, packed, at, group)\n                for",
+    (ZEROS, "ask_for_zeros(zero_words, slot, packed, at, group)\n                for",
      "pass\n                for"),
 ]  # fmt: skip
 """Noticed by the same comparison as those above: `make test-slow` does them, and `make test` sees
@@ -310,7 +320,7 @@ def is_noticed(case: Case, kernels: dict[str, Kernel]) -> bool:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: QuantizedMatmulVariant("Q5_0", "bfloat16", 8), "weights must be one of Q8_0"),
+        (lambda: QuantizedMatmulVariant("Q2_K", "bfloat16", 8), "weights must be one of Q8_0"),
         (lambda: QuantizedMatmulVariant("Q4_0", "float32", 8), "dtype must be one of bfloat16"),
         (lambda: QuantizedMatmulVariant("Q4_0", "bfloat16", 64), "columns must be one of 8, 16"),
         (lambda: MINIMA.grid(0, 32, 32, 0), "num_rows must be at least 1, got 0"),

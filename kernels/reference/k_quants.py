@@ -41,6 +41,8 @@ GROUP: Final = 32
 GROUPS: Final = SUPER_BLOCK // GROUP
 ONE, THREE, FOUR = (np.uint8(number) for number in (1, 3, 4))
 """Shifts and masks that keep bytes bytes."""
+TURNS: Final = np.array([0, 2, 4, 6], np.uint8)[:, None]
+"""Where in a byte its pairs of bits begin."""
 
 
 def float16_column(blocks: UInt8Array, offset: int) -> Float32Array:
@@ -57,17 +59,41 @@ def quants_of_5_bits(blocks: UInt8Array, high_at: int) -> UInt8Array:
     return q
 
 
-def scales_and_minima(blocks: UInt8Array) -> tuple[Float32Array, Float32Array]:
-    """Return d · s and dmin · n of Q4_K or Q5_K blocks, exactly, float32 [blocks, 8] each."""
+def whole_scales_and_minima(blocks: UInt8Array) -> tuple[UInt8Array, UInt8Array]:
+    """Return s and n of Q4_K or Q5_K blocks, 0 to 63, uint8 [blocks, 8] each."""
     low, middle, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate((low & 63, rest & 15 | low >> 6 << 4), axis=1)
     minima = np.concatenate((middle & 63, rest >> 4 | middle >> 6 << 4), axis=1)
+    return scales, minima
+
+
+def scales_and_minima(blocks: UInt8Array) -> tuple[Float32Array, Float32Array]:
+    """Return d · s and dmin · n of Q4_K or Q5_K blocks, exactly, float32 [blocks, 8] each."""
+    scales, minima = whole_scales_and_minima(blocks)
     return float16_column(blocks, 0) * scales, float16_column(blocks, 2) * minima
 
 
 def quants_of_4_bits_k(blocks: UInt8Array) -> UInt8Array:
     """Return q of Q4_K blocks, 0 to 15, uint8 [blocks, 8, 32]."""
     return _nibble_groups(blocks[:, 16:])
+
+
+def quants_of_5_bits_k(blocks: UInt8Array) -> UInt8Array:
+    """Return q of Q5_K blocks, 0 to 31, uint8 [blocks, 8, 32]."""
+    q: UInt8Array = blocks[:, None, 16:48] >> np.arange(GROUPS, dtype=np.uint8)[:, None] & ONE
+    q <<= FOUR
+    q |= _nibble_groups(blocks[:, 48:])
+    return q
+
+
+def quants_of_6_bits(blocks: UInt8Array) -> UInt8Array:
+    """Return q of Q6_K blocks, 0 to 63, uint8 [blocks, 8, 32]."""
+    nibbles = blocks[:, :128].reshape(-1, 2, 1, 64)
+    low = np.concatenate((nibbles & 15, nibbles >> 4), axis=2).reshape(-1, 2, 4, GROUP)
+    q: UInt8Array = blocks[:, 128:192].reshape(-1, 2, 1, GROUP) >> TURNS & THREE
+    q <<= FOUR
+    q |= low
+    return q.reshape(-1, GROUPS, GROUP)
 
 
 def _nibble_groups(nibbles: UInt8Array) -> UInt8Array:
@@ -100,8 +126,7 @@ def decode_q4_k(rows: UInt8Array, out: Float32Array) -> None:
 def decode_q5_k(rows: UInt8Array, out: Float32Array) -> None:
     """Decode rows of Q5_K blocks."""
     blocks = rows.reshape(-1, 176)
-    high = blocks[:, None, 16:48] >> np.arange(GROUPS, dtype=np.uint8)[:, None] & ONE
-    _decode_groups(blocks, _nibble_groups(blocks[:, 48:]) | high << FOUR, out)
+    _decode_groups(blocks, quants_of_5_bits_k(blocks), out)
 
 
 def _decode_groups(blocks: UInt8Array, q: UInt8Array, out: Float32Array) -> None:
@@ -116,19 +141,14 @@ def pack_6_bits(q: UInt8Array) -> UInt8Array:
     parts = q.reshape(-1, 2, 4, GROUP)
     low, high = parts & 15, parts >> FOUR
     nibbles = (low[:, :, :2] | low[:, :, 2:] << FOUR).reshape(-1, 128)
-    turns = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    upper = np.bitwise_or.reduce(high << turns, axis=2).reshape(-1, 64)
+    upper = np.bitwise_or.reduce(high << TURNS, axis=2).reshape(-1, 64)
     return np.concatenate((nibbles, upper), axis=1)
 
 
 def decode_q6_k(rows: UInt8Array, out: Float32Array) -> None:
     """Decode rows of Q6_K blocks."""
     blocks = rows.reshape(-1, 210)
-    nibbles = blocks[:, :128].reshape(-1, 2, 1, 64)
-    low = np.concatenate((nibbles & 15, nibbles >> 4), axis=2).reshape(-1, 2, 4, GROUP)
-    bits = blocks[:, 128:192].reshape(-1, 2, 1, GROUP)
-    high = bits >> np.array([0, 2, 4, 6], np.uint8)[:, None] & THREE
-    q = (low | high << FOUR).view(np.int8) - np.int8(32)
+    q = quants_of_6_bits(blocks).view(np.int8) - np.int8(32)
     scales = float16_column(blocks, 208) * blocks[:, 192:208].view(np.int8)
     np.multiply(q.reshape(-1, 16, 16), scales[:, :, None], out=out.reshape(-1, 16, 16))
 
