@@ -2,21 +2,21 @@
 
 All graphs read one memory: one runs at a time. For a graph of R rows it is laid out as
 
-    │ how R samples are drawn, │ tokens, positions, lengths, slots, │ S × W blocks │
-    │ adjusted, listed         │ places of R rows and samples       │              │
-      stays from step to step    new in every step                    sent only if they are new
+    │ how R samples are drawn, │ tokens, positions, lengths, slots, │ blocks of tables │
+    │ adjusted, listed         │ places of R rows and samples       │                  │
+      stays from step to step    new in every step                    only those that are new
 
 and beside it are the block tables [R, M] that kernels read, as wide as the longest sequence there
-can be: the blocks that a step has sent are copied there on the device. So a step is one copy, of
-the middle alone, or to either side as far as something has changed. What the rows go on from, in
-models with states, is in the middle, too.
+can be: the blocks that a step has sent are put in place there on the device (`table_updates`). So a
+step is one copy, of the middle alone, or to either side as far as something has changed. What the
+rows go on from, in models with states, is in the middle, too.
 
-Array letters: R rows of the graph, S rows of the step, M table width, W blocks sent of a row.
+Array letters: R rows of the graph, S rows of the step, M table width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
     from compute_plane.cuda.columns import Array
     from compute_plane.cuda.drivers import Driver
+    from compute_plane.cuda.table_updates import KnownTables
 
 INT_BYTES: Final = 4
+PLACE_BYTES: Final = 8
 MAX_VIEWS: Final = 64
-"""Tensors of block tables that are kept made, by their shape: few at a time, others later."""
+"""Tensors of sent block tables that are kept made, by their shape: few at a time, others later."""
 
 STAYING: Final = {
     "draw_rows": np.int32,
@@ -95,8 +97,7 @@ class InputMemory:
 
     `has_states`: of models with states; `token_rows`: int32 [num_rows], the row of each token, of
     such models. What lies there, as far as the host knows, else None: `staying`, a
-    `HostRows.staying` of the staying columns; `tables_sent`, the array that tables were copied
-    from.
+    `HostRows.staying` of the staying columns; `tables_known`, of the tables.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class InputMemory:
         tables = driver.device_buffer(table_bytes)
         self.tables: Tensor = tables.view(torch.int32).view(num_rows, table_width)
         self.tables.zero_()
+        self.flat_tables = self.tables.view(-1)
         self.token_rows: Tensor | None = None
         if has_states:
             self.token_rows = torch.arange(num_rows, dtype=torch.int32, device=tables.device)
@@ -118,7 +120,16 @@ class InputMemory:
     def forget(self) -> None:
         """Note that anything may lie there."""
         self.staying: object = None
-        self.tables_sent: Array | None = None
+        self.tables_known: KnownTables | None = None
+
+
+class _SentTables(NamedTuple):
+    """A `TableUpdate` on the device; `target`: where the rectangle belongs."""
+
+    places: Tensor
+    blocks: Tensor
+    rectangle: Tensor
+    target: Tensor
 
 
 class GraphInputs:
@@ -147,25 +158,37 @@ class GraphInputs:
             None,
             states,
         )
-        self._sent_tables: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._sent_tables: dict[tuple[int, int, int], _SentTables] = {}
         memory.forget()
         for name in self.layout.fields.keys() - STAYING.keys():
             self.columns[name].zero_()
         self.step.kv_slots.fill_(PADDING_SLOT)
 
-    def take_tables(self, shape: tuple[int, ...]) -> None:
-        """Queue the copy of blocks that were sent, [S, W], to the tables that the graph reads."""
-        pair = self._sent_tables.get(shape)
-        if pair is None:
-            rows, width = shape
-            first = self.layout.num_bytes
-            sent = self.memory.columns[first : first + INT_BYTES * rows * width]
-            pair = self.step.decode_tables[:rows, :width], sent.view(torch.int32).view(shape)
+    def take_tables(self, num_entries: int, rows: int, width: int) -> None:
+        """Queue the copy of a `TableUpdate` that was sent to the tables that the graph reads."""
+        shape = num_entries, rows, width
+        sent = self._sent_tables.get(shape)
+        if sent is None:
             if len(self._sent_tables) == MAX_VIEWS:
                 self._sent_tables.clear()
-            self._sent_tables[shape] = pair
-        target, source = pair
-        target.copy_(source)
+            sent = self._sent_tables[shape] = self._views(*shape)
+        if num_entries:
+            self.memory.flat_tables.index_copy_(0, sent.places, sent.blocks)
+        if width:
+            sent.target.copy_(sent.rectangle)
+
+    def _views(self, num_entries: int, rows: int, width: int) -> _SentTables:
+        first = self.layout.num_bytes
+        sent = self.memory.columns[first:]
+        num_places = PLACE_BYTES * num_entries
+        num_listed = num_places + INT_BYTES * num_entries
+        end = num_listed + INT_BYTES * rows * width
+        return _SentTables(
+            sent[:num_places].view(torch.int64),
+            sent[num_places:num_listed].view(torch.int32),
+            sent[num_listed:end].view(torch.int32).view(rows, width),
+            self.step.decode_tables[:rows, :width],
+        )
 
 
 class HostRows:

@@ -30,6 +30,7 @@ from compute_plane.cuda.masks import have_masks
 from compute_plane.cuda.operands import MAX_LOGPROBS
 from compute_plane.cuda.sampling_step import GroupWork, results_layout
 from compute_plane.cuda.state_pool import OwnStates
+from compute_plane.cuda.table_updates import known_after, update_tables
 from compute_plane.executor.decode_checks import DecodeChecks
 from compute_plane.executor.sampling_rows import SamplingRows
 from compute_plane.executor.token_layout import check_copies
@@ -279,20 +280,18 @@ class DecodeSteps:
         is_whole |= memory.staying is not host.staying
         first = 0 if is_whole else inputs.first_moving
         parts = [host.bytes[first:]]
-        tables = batch.block_tables
-        sends_tables = memory.tables_sent is not tables
-        if sends_tables:
-            # All of them: a later step with the same tables may be the first to read the last ones.
-            tables = np.ascontiguousarray(tables[:, : inputs.step.decode_tables.shape[1]])
-            parts.append(tables.reshape(-1).view(np.uint8))
+        tables, known = batch.block_tables, memory.tables_known
+        used = batch.positions // self._shape.block_size + 1
+        update = update_tables(known, tables, used, inputs.step.decode_tables.shape[1])
+        if update is not None:
+            parts += update.parts
         source, begin, num_bytes = berth.fill_bytes(parts)
         memory.forget()
         self._driver.copy_part(memory.columns, first, source, begin, num_bytes)
-        if sends_tables:
-            inputs.take_tables(tables.shape)
+        if update is not None:
+            inputs.take_tables(update.num_entries, update.rows, update.width)
         memory.staying = host.staying
-        # What can still be written may be another's next time.
-        memory.tables_sent = None if batch.block_tables.flags.writeable else batch.block_tables
+        memory.tables_known = known_after(tables, used)
 
     def _run(self, work: _Work, logits: Tensor) -> None:
         """Queue what is done with a graph's logits; the same again if they lie where they did."""

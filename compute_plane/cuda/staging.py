@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
 from torch import Tensor
 
 from compute_plane.cuda.columns import ALIGNMENT, Array, Layout
@@ -45,17 +46,17 @@ class Berth:
         return self._device_results
 
     def fill_bytes(self, parts: Sequence[Array]) -> tuple[Tensor, int, int]:
-        """Write arrays of bytes one behind the other into the host buffer.
+        """Write arrays one behind the other into the host buffer.
 
         Return that, where in it they lie, and how many bytes they are. They lie behind what was
         filled in before: the device may not have copied that yet.
         """
-        num_bytes = sum([len(part) for part in parts])
+        num_bytes = sum([part.nbytes for part in parts])
         begin, end = self._room(num_bytes), 0
         memory: Array = self._inputs[begin : begin + num_bytes].numpy()
         for part in parts:
-            first, end = end, end + len(part)
-            memory[first:end] = part
+            first, end = end, end + part.nbytes
+            np.ndarray(part.shape, part.dtype, memory, first)[...] = part
         return self._inputs, begin, num_bytes
 
     def fill_inputs(self, layout: Layout, arrays: Mapping[str, Array]) -> Tensor:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.block_tables import are_blocks
+
 if TYPE_CHECKING:
     from compute_plane.executor.interface import ExecutionBatch
     from compute_plane.executor.token_layout import PoolShape
@@ -43,6 +45,7 @@ class DecodeChecks:
         self._last = last
         self._every: Array = np.arange(most_rows, dtype=np.int32)
         self._sound: tuple[Array, Array] | None = None  # query lengths and sampled rows
+        self._sound_tables: tuple[Array, Array] | None = None  # and the last place of each row
 
     def awaits_first(self, sources: Array) -> bool:
         """Whether rows await the first samples one after the other, by the order sent."""
@@ -56,8 +59,10 @@ class DecodeChecks:
             return None
         positions, size = batch.positions, self._shape.block_size
         places = positions // size
-        kv_slots: Array
-        kv_slots = batch.block_tables[self._every[:num_rows], places].astype(np.int64) * size
+        blocks = batch.block_tables[self._every[:num_rows], places]
+        if not self._are_blocks(batch.block_tables, places, blocks):
+            return None
+        kv_slots: Array = blocks.astype(np.int64) * size
         kv_slots += positions - places * size
         return kv_slots if len(set(kv_slots.tolist())) == num_rows else None
 
@@ -86,11 +91,23 @@ class DecodeChecks:
             and positions.view(np.uint32).max()
             < min(self._longest, tables.shape[1] * shape.block_size)
             and tokens.view(np.uint32).max() < shape.vocab_size
-            and (
-                tables.view(np.uint32).max() < shape.num_blocks
-                or _are_in_range(tables, seq_lens, shape)
-            )
         )
+
+    def _are_blocks(self, tables: Array, places: Array, last: Array) -> bool:
+        """Whether the entries of the rows up to `places` [S] are blocks; `last`: those there.
+
+        Of tables that nobody can write, those that a step has used are not looked at again.
+        """
+        sound, num_blocks = self._sound_tables, self._shape.num_blocks
+        before = None if sound is None or sound[0] is not tables else sound[1]
+        if before is not None and before.tobytes() == places.tobytes():
+            return True
+        if before is not None and (places - before).max() <= 1:
+            is_sound = bool(last.view(np.uint32).max() < num_blocks)
+        else:
+            is_sound = are_blocks(tables, places + 1, num_blocks)
+        self._sound_tables = (tables, places) if is_sound and not tables.flags.writeable else None
+        return is_sound
 
     def _are_samples(self, sources: Array) -> bool:
         """Whether sources are samples of the step before, or none."""
@@ -108,9 +125,3 @@ class DecodeChecks:
         if is_sound and not (query_lens.flags.writeable or sampled.flags.writeable):
             self._sound = query_lens, sampled
         return is_sound
-
-
-def _are_in_range(tables: Array, seq_lens: Array, shape: PoolShape) -> bool:
-    """Whether the entries that mean something are blocks of the pool."""
-    is_used = np.arange(tables.shape[1]) < -(-seq_lens // shape.block_size)[:, None]
-    return bool(tables.view(np.uint32)[is_used].max() < shape.num_blocks)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compute_plane.executor.batch_checks import SlotLimits
+from compute_plane.executor.block_tables import gather_tables, grow
 from compute_plane.executor.drafts import DraftedStep
 from compute_plane.executor.interface import BoolArray, ExecutionBatch
 from compute_plane.executor.row_stage import LiveRows, sampling_rows
@@ -199,10 +200,13 @@ class DecodeRun:
         numbers.num_blocks[batch.slots[entering]] += 1
         self._held_blocks(batch.positions, memory)[batch.new_block_ids] = True
         ends = batch.positions + 1
-        width = -(-int(ends.max()) // self._block_size)
-        tables = memory.tables[:, :width][self._lines]
-        tables.flags.writeable = False
-        self._batch = replace(self._batch, block_tables=tables)
+        tables = self._batch.block_tables
+        if int(places.max()) < tables.shape[1]:
+            # Steps that are under way use none of these entries.
+            grow(tables, entering, places, batch.new_block_ids)
+        else:
+            tables = gather_tables(memory.tables, self._lines, -(-ends // self._block_size))
+            self._batch = replace(self._batch, block_tables=tables)
         self._num_inside = int((-ends % self._block_size).min()) + 1  # this step is one of them
 
 

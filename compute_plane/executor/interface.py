@@ -142,7 +142,8 @@ class ExecutionBatch:
     `input_tokens`, `positions`: [T], rows one after the other.
     `query_lens`: [S] tokens of each row, ≥ 1; sums to T.
     `seq_lens`: [S] tokens of the row's sequence once the row is computed (its last position + 1).
-    `block_tables`: [S, M] int32; entries past ceil(seq_len / block_size) are meaningless.
+    `block_tables`: [S, M] int32; entries past ceil(seq_len / block_size) are meaningless. Of an
+    array that nobody can write, which later batches may have again, the others never change.
     `is_prefill`: [S], whether the row computes tokens that were given rather than sampled.
     `prompt_lens`: [S] tokens of the row's sequence that are its prompt, the first ones; the others
     were generated, now or before the sequence was started again. What is computed of a token may

@@ -18,6 +18,7 @@ import numpy as np
 
 from compute_plane.errors import BatchRefused
 from compute_plane.executor.batch_checks import SlotLimits, check_columns
+from compute_plane.executor.block_tables import gather_tables
 from compute_plane.executor.copy_stage import ReplacedEntry, StagedCopy, stage_copies
 from compute_plane.executor.decode_run import DecodeRun, PreparedStep
 from compute_plane.executor.drafts import DraftedStep, check_drafts, lay_drafts, take_back
@@ -185,14 +186,14 @@ class SlotTable:
         slots = batch.slots
         lines = staged.line[slots]
         rows, positions = ragged_index(batch.positions, batch.query_lens)  # [T] each
-        width = -(-int(ends.max()) // self.limits.block_size)
+        used = -(-ends // self.limits.block_size)
         prompt_rows = [request.row for request in batch.prompt_logprobs]
         ahead = self._last_ahead
         return ExecutionBatch(
             input_tokens=memory.tokens[lines[rows], positions],
             positions=positions.astype(np.int32),
             seq_lens=ends.astype(np.int32),
-            block_tables=memory.tables[:, :width][lines],  # [S, M]
+            block_tables=gather_tables(memory.tables, lines, used),
             is_prefill=batch.positions < staged.num_given[slots],
             prompt_lens=staged.num_prompt[slots].astype(np.int32),
             query_lens=batch.query_lens.astype(np.int32),

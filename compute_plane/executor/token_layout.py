@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.block_tables import are_blocks, used_entries
 from compute_plane.executor.interface import (
     BlockCopy,
     BoolArray,
@@ -113,11 +114,9 @@ def _check_tables(seq_lens: Int32Array, block_tables: Int32Array, shape: PoolSha
     """Check that every row's table is long enough, and its entries are blocks of the pool."""
     width = block_tables.shape[1]
     _check_range("seq_lens", seq_lens, width * shape.block_size + 1)
-    # Mostly the entries that mean nothing are in range as well; a look at all of them is cheap.
-    if block_tables.size and int(block_tables.view(np.uint32).max()) >= shape.num_blocks:
-        blocks_needed = -(-seq_lens.astype(np.int64) // shape.block_size)
-        is_used = np.arange(width) < blocks_needed[:, None]
-        _check_range("block_tables", block_tables[is_used], shape.num_blocks)
+    used = -(-seq_lens.astype(np.int64) // shape.block_size)
+    if not are_blocks(block_tables, used, shape.num_blocks):
+        _check_range("block_tables", used_entries(block_tables, used), shape.num_blocks)
 
 
 def _num_different(values: Int64Array | Int32Array) -> int:

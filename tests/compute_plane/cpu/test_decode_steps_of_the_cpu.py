@@ -196,7 +196,7 @@ def test_a_row_that_may_only_be_some_tokens_is_one_of_them_and_the_run_goes_on(s
         ("input_tokens", lambda b: {"input_tokens": b.input_tokens + SPEC.vocab_size}),
         ("positions", lambda b: {"positions": b.positions + 1}),
         ("block_tables", lambda b: {"block_tables": b.block_tables + NUM_BLOCKS}),
-        ("seq_lens", lambda b: {"seq_lens": b.seq_lens + 4 * BLOCK_SIZE}),
+        ("seq_lens", lambda b: {"seq_lens": b.seq_lens + 64 * BLOCK_SIZE}),
         ("query_lens", lambda b: {"query_lens": b.query_lens * 0}),
         ("sampled_rows", lambda b: {"sampled_rows": b.sampled_rows + 5}),
     ],

@@ -94,7 +94,7 @@ def test_a_graph_captured_between_two_like_steps_makes_the_second_send_everythin
 def test_views_of_tables_are_kept_for_a_bounded_number_of_shapes() -> None:
     inputs = GraphInputs(InputMemory(RecordingDriver(), 2, MAX_VIEWS + 9), 2, longest=1)
     for width in range(1, MAX_VIEWS + 10):
-        inputs.take_tables((2, width))
+        inputs.take_tables(0, 2, width)
     assert len(inputs._sent_tables) == 9
 
 

@@ -28,7 +28,7 @@ def test_new_blocks_are_appended_to_the_table():
     tokens += plane.tokens(step([(0, 4, 1)], new_blocks=[[5]]))
     tokens += plane.tokens(step([(0, 5, 1)]))
     assert tokens == alone(b"four", 3)
-    assert plane.batches[-1].block_tables.tolist() == [[9, 5]]
+    assert plane.batches[-1].block_tables[:, :2].tolist() == [[9, 5]]
     assert plane.batches[-1].seq_lens.tolist() == [6]
 
 
@@ -123,7 +123,7 @@ def test_copies_of_a_step_without_rows_are_made_before_the_next():
     plane.tokens(step([(0, 0, 4)], starts=[start(0, b"text", [0, 1])]))
     plane.tokens(step(copies=[TableCopy(0, 0, 0, 8)]))
     assert plane.tokens(step([(0, 4, 1)])) == expected[1:]
-    assert plane.batches[-1].block_tables.tolist() == [[8, 1]]
+    assert plane.batches[-1].block_tables[:, :2].tolist() == [[8, 1]]
 
 
 def test_a_waiting_copy_is_not_trusted_when_the_step_that_makes_it_fails():

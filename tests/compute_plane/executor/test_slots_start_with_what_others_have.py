@@ -31,7 +31,7 @@ def plane() -> Plane:
 def test_a_slot_goes_on_from_the_first_tokens_and_blocks_of_another(plane: Plane):
     tokens = plane.tokens(step([(1, 4, 5)], starts=[start(1, SlotPrefix(0, 7, 1), b"XY", [8, 9])]))
     assert tokens == alone(b"shared XY", 1)
-    assert plane.batches[-1].block_tables.tolist() == [[0, 8, 9]]
+    assert plane.batches[-1].block_tables[:, :3].tolist() == [[0, 8, 9]]
     assert plane.tokens(step([(0, 11, 1)])) == alone(b"shared text", 2)[1:]
 
 
@@ -80,7 +80,7 @@ def test_its_table_is_the_one_that_the_copies_of_the_batch_have_left(plane: Plan
         starts=[start(0, SlotPrefix(0, 11, 3), b"!", [])],
     )
     assert plane.tokens(batch) == alone(b"shared text!", 1)
-    assert plane.batches[-1].block_tables.tolist() == [[0, 1, 30]]
+    assert plane.batches[-1].block_tables[:, :3].tolist() == [[0, 1, 30]]
 
 
 def test_what_begins_as_a_poisoned_slot_is_poisoned(plane: Plane):
