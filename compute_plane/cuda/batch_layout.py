@@ -25,6 +25,7 @@ from torch import Tensor
 
 from compute_plane.cuda.operands import PADDING_SLOT, PrefillRows, QueryTiles, StateRows
 from compute_plane.cuda.state_pool import empty_rows, fill_rows
+from compute_plane.cuda.table_updates import TableColumns
 from compute_plane.executor.interface import BoolArray, ExecutionBatch, Int32Array
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
 from kernels.cuda.attention_tiles import plan_tiles
@@ -95,6 +96,8 @@ class BatchLayout:
         self._seq_lens = batch.seq_lens.astype(np.int64)
         self._check_positions()
         self._block_size = shape.block_size
+        self._used = -(-self._seq_lens // shape.block_size)
+        self._tables = TableColumns(self.tokens.block_tables)
         self._states = batch.states if shape.num_states else None
         self._longest_late = 0
         is_decode: BoolArray = self._query_lens == 1
@@ -102,6 +105,11 @@ class BatchLayout:
         self._row_order: Int64Array = np.argsort(~is_decode, kind="stable")
         is_decode_token = is_decode[self.tokens.token_rows]
         self._token_order: Int64Array = np.argsort(~is_decode_token, kind="stable")
+
+    @property
+    def rooms(self) -> dict[str, tuple[int, ...]]:
+        """Memory that the columns returned last need beside them (`StagingRing.upload`)."""
+        return self._tables.rooms
 
     @property
     def is_decode(self) -> bool:
@@ -146,8 +154,9 @@ class BatchLayout:
             "positions": sent.positions[order],
             "kv_slots": sent.kv_slots[order],
             "decode_lens": self._seq_lens[decode].astype(np.int32),
-            "decode_tables": self._tables(decode),
         }
+        self._tables.rooms.clear()
+        columns |= self._tables.columns("decode_tables", decode, self._used[decode])
         if not self.is_decode:
             columns |= self._prefill_columns()
         if self._states is not None:
@@ -160,13 +169,13 @@ class BatchLayout:
         taken = self._token_order[late]
         positions, rows = self.tokens.positions[taken], self.tokens.token_rows[taken]
         self._longest_late = int(positions.max(initial=-1)) + 1
-        width = -(-self._longest_late // self._block_size)
+        used = positions.astype(np.int64) // self._block_size + 1
         return {
             "late_tokens": late,
             "late_positions": positions,
             "late_slots": np.full(len(late), PADDING_SLOT, dtype=np.int64),
             "late_lens": (positions + 1).astype(np.int32),
-            "late_tables": self.tokens.block_tables[rows, :width],
+            **self._tables.columns("late_tables", rows, used),
         }
 
     def _prefill_columns(self) -> dict[str, Array]:
@@ -174,8 +183,8 @@ class BatchLayout:
         query_lens, seq_lens = self._query_lens[prefill], self._seq_lens[prefill]
         columns: dict[str, Array] = {
             "prefill_lens": seq_lens.astype(np.int32),
-            "prefill_tables": self._tables(prefill),
             "cu_query_lens": np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
+            **self._tables.columns("prefill_tables", prefill, self._used[prefill]),
         }
         for kind, tile_tokens in enumerate(self._tile_tokens):
             tiles = plan_tiles(query_lens, seq_lens, tile_tokens)
@@ -192,12 +201,12 @@ class BatchLayout:
         return {"state_rows": rows, "token_rows": np.repeat(numbers, lengths)}
 
     def tensors(self, columns: dict[str, Tensor]) -> StepTensors:
-        """Return the step over its columns on the device."""
+        """Return the step over its columns on the device, where tables are put together."""
         prefill = self._row_order[self.num_decode :]
         rows = None
         if len(prefill):
             rows = PrefillRows(
-                columns["prefill_tables"],
+                self._tables.put_together("prefill_tables", columns),
                 columns["prefill_lens"],
                 columns["cu_query_lens"],
                 tuple(
@@ -214,7 +223,7 @@ class BatchLayout:
             columns["positions"],
             columns["kv_slots"],
             len(columns["decode_lens"]),
-            columns["decode_tables"],
+            self._tables.put_together("decode_tables", columns),
             columns["decode_lens"],
             int(self._seq_lens[decode].max(initial=0)),
             rows,
@@ -230,17 +239,12 @@ class BatchLayout:
             positions=columns["late_positions"],
             kv_slots=columns["late_slots"],
             num_decode=len(tokens),
-            decode_tables=columns["late_tables"],
+            decode_tables=self._tables.put_together("late_tables", columns),
             decode_lens=columns["late_lens"],
             longest=self._longest_late,
             prefill=None,
         )
         return LateTokens(tokens, step)
-
-    def _tables(self, rows: Int64Array) -> Array:
-        """Return the block tables of some rows, as wide as the longest of them needs."""
-        width = -(-int(self._seq_lens[rows].max(initial=0)) // self._block_size)
-        return self.tokens.block_tables[rows, :width]
 
     def _check_positions(self) -> None:
         """Check that each row's tokens are the last ones of its sequence, in order."""

@@ -184,7 +184,7 @@ class CudaExecutor:
         berth = self._ring.take()
         try:
             with self._driver.computing():
-                inputs = self._ring.upload(berth, Layout.of(columns), columns)
+                inputs = self._ring.upload(berth, Layout.of(columns), columns, layout.rooms)
                 self._last.fill_in(inputs)
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
                 if self._pools.states is not None:

@@ -123,7 +123,7 @@ class HostLayersExecutor:
         berth = self._ring.take()
         try:
             with self._driver.computing():
-                inputs = self._ring.upload(berth, Layout.of(columns), columns)
+                inputs = self._ring.upload(berth, Layout.of(columns), columns, layout.rooms)
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
                 if self._pools.states is not None:
                     self._pools.states.run(batch.state_copies)

@@ -152,19 +152,29 @@ class StagingRing:
         return berth
 
     def upload(
-        self, berth: Berth, layout: Layout, arrays: Mapping[str, Array]
+        self,
+        berth: Berth,
+        layout: Layout,
+        arrays: Mapping[str, Array],
+        rooms: Mapping[str, tuple[int, ...]] | None = None,
     ) -> dict[str, Tensor]:
         """Copy arrays to the device in one go; return them as tensors there.
 
-        They are valid until the next upload is queued.
+        `rooms`: int32 tensors of these shapes are returned as well, in which anything lies. All are
+        valid until the next upload is queued.
         """
         self.num_uploads += 1
         filled = berth.fill_inputs(layout, arrays)
-        if layout.num_bytes > len(self._device_inputs):
-            self._device_inputs = self._driver.device_buffer(_rounded(layout.num_bytes))
+        beside = Layout({name: (np.int32, shape) for name, shape in (rooms or {}).items()})
+        num_bytes = layout.num_bytes + beside.num_bytes
+        if num_bytes > len(self._device_inputs):
+            self._device_inputs = self._driver.device_buffer(_rounded(num_bytes))
         inputs = self._device_inputs[: layout.num_bytes]
         self._driver.copy(inputs, filled)
-        return layout.tensors(inputs)
+        tensors = layout.tensors(inputs)
+        if rooms:
+            tensors |= beside.tensors(self._device_inputs[layout.num_bytes : num_bytes])
+        return tensors
 
 
 def _lost(error: RuntimeError) -> DeviceLostError:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from compute_plane.executor.block_tables import FEW_ENTRIES, OUTSIDE_PRICE, rectangle_width
 from compute_plane.executor.slot_state import ragged_index
@@ -67,6 +68,46 @@ def known_after(tables: Array, used: Array) -> KnownTables | None:
     """Return what the device has once such an update is there."""
     # What can still be written may be another one next time.
     return None if tables.flags.writeable else KnownTables(tables, used)
+
+
+class TableColumns:
+    """Block tables of a step that no graph holds: as columns, and put together on the device.
+
+    There every kind of rows has tables of its own, as wide as its longest row. Where most of that
+    means nothing, it is sent as above, to be put in place in memory that nothing is sent to.
+
+    `rooms`: shapes of that memory, by the tables' name.
+    """
+
+    def __init__(self, tables: Array) -> None:
+        self._tables = tables
+        self.rooms: dict[str, tuple[int, ...]] = {}
+
+    def columns(self, name: str, rows: Array, used: Array) -> dict[str, Array]:
+        """Return what is sent of some rows [S] of the tables, of the first `used` [S] entries."""
+        longest, width = int(used.max(initial=0)), rectangle_width(used)
+        outside = int(np.maximum(used - width, 0).sum())
+        taken = len(rows) * width + OUTSIDE_PRICE * outside
+        # So that memory for both is half as much again as that for the tables alone, at most.
+        if width == longest or 2 * taken > len(rows) * longest:
+            return {name: self._tables[rows, :longest]}
+        self.rooms[name] = len(rows), longest
+        at, places = ragged_index(np.full_like(used, width), np.maximum(used - width, 0))
+        return {
+            f"{name}_rectangle": self._tables[rows, :width],
+            f"{name}_places": at * longest + places,
+            f"{name}_blocks": self._tables[rows[at], places],
+        }
+
+    def put_together(self, name: str, columns: dict[str, Tensor]) -> Tensor:
+        """Return the tables, [S, M], from the columns on the device, where that is queued."""
+        tables = columns[name]
+        if name in self.rooms:
+            rectangle = columns[f"{name}_rectangle"]
+            tables[:, : rectangle.shape[1]].copy_(rectangle)
+            blocks = columns[f"{name}_blocks"]
+            tables.view(-1).index_copy_(0, columns[f"{name}_places"], blocks)
+        return tables
 
 
 def _update(tables: Array, width: int, before: Array, used: Array, row_entries: int) -> TableUpdate:
