@@ -14,23 +14,20 @@ from control_plane.core.step import Step
 
 
 class Suspects:
-    """What is not to be trusted: blocks, lives (`control_plane.core.states`), slots of stays."""
+    """What is not to be trusted: blocks, and slots and states that came through stays."""
 
-    __slots__ = ("_kv", "_running", "blocks", "lives", "stays")
+    __slots__ = ("_kv", "_running", "blocks", "stays")
 
     def __init__(self, kv_cache: KVCacheManagerProtocol, running: RunningSet) -> None:
         self._kv = kv_cache
         self._running = running
         self.blocks: set[int] = set()
-        self.lives: set[int] = set()
         self.stays: set[int] = set()
 
     def add(self, seq: Sequence) -> None:
         """Suspect all that a sequence has filled itself."""
         self.blocks |= self.blocks_of(seq)[0]
         self.stays.add(seq.stay)
-        if self._running.states is not None:
-            self.lives.add(self._running.states.life_of(seq.slot))
 
     def have_reached(self, seq: Sequence) -> bool:
         """Whether the sequence took something suspected from another."""
@@ -38,7 +35,7 @@ class Suspects:
             return True  # its slot was poisoned with the other's, if that had failed by then
         states = self._running.states
         return not self.blocks.isdisjoint(self.blocks_of(seq)[1]) or (
-            states is not None and states.came_through(seq.slot, self.lives)
+            states is not None and states.came_through(seq.slot, self.stays)
         )
 
     def blocks_of(self, seq: Sequence) -> tuple[set[int], list[int]]:

@@ -143,7 +143,7 @@ class RunningSet:
         seq.state_places = arrival.state_places
         self._enter(seq, len(table))
         if self.states is not None:
-            self.states.begin(seq.slot, seq.chain, len(block_ids))
+            self.states.begin(seq, len(block_ids))
         self.prefilling[seq.seq_id] = seq
         self.remember(seq, len(block_ids) * self._block_size)
         return table
@@ -169,7 +169,7 @@ class RunningSet:
         self._enter(child, len(table))
         self.set_origin(child, parent, num_tokens, num_tokens if num_sent is None else num_sent)
         if self.states is not None:
-            self.states.fork(parent.slot, child.slot, is_behind_row=num_sent is not None)
+            self.states.fork(parent, child, is_behind_row=num_sent is not None)
         if num_tokens % self._block_size:
             for seq in (parent, child):
                 seq.shares_tail = True
@@ -309,7 +309,7 @@ class RunningSet:
         self._preempting.discard(seq.seq_id)
         self.filled.settle(seq)
         if self.states is not None:
-            self.states.end_answer(seq)
+            self.states.end(seq)
         if not seq.is_done and not seq.discards:
             self._save(seq)
         self._kv.free_sequence(seq.seq_id)

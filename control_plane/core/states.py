@@ -98,8 +98,8 @@ class SequenceStates:
 
     `kept_states`: those that may be kept; `min_tokens`: that one of them saves at least.
 
-    A *life* is the time of one sequence in one slot. Each state knows the lives that it came
-    through and that have not ended: should one fail, nothing that came through it is to be trusted.
+    Each state knows the stays (`Sequence.stay`) that it came through and that have not ended:
+    should one fail, nothing that came through it is to be trusted.
     """
 
     __slots__ = (
@@ -107,11 +107,9 @@ class SequenceStates:
         "_block_size",
         "_due",
         "_later",
-        "_life_of",
-        "_lives",
         "_min_tokens",
-        "_num_lives",
         "_origins",
+        "_stays",
         "kept",
         "num_hits",
     )
@@ -122,7 +120,6 @@ class SequenceStates:
         self.kept = KeptStates(kept_states)
         self._block_size = block_size
         self._min_tokens = min_tokens
-        self._num_lives = 0
         self.num_hits = 0  # sequences that began with a state found
         self.reset()
 
@@ -131,9 +128,8 @@ class SequenceStates:
         self.forget_kept()
         self._due: list[StateCopy] = []  # of the step put together now, or else next
         self._later: list[StateCopy] = []  # of the step after it: of states that its rows make
-        self._life_of: dict[int, int] = {}  # slot → life; of a slot without one, the last
-        self._lives: set[int] = set()
-        self._origins: dict[int, frozenset[int]] = {}  # state → lives it came through
+        self._stays: set[int] = set()  # that have not ended
+        self._origins: dict[int, frozenset[int]] = {}  # state → stays it came through
 
     def forget_kept(self) -> None:
         """Let nobody find a state; those of answers under way are kept anew."""
@@ -149,37 +145,46 @@ class SequenceStates:
 
     # Sequences
 
-    def begin(self, slot: int, chain: TokenChain | None, num_blocks: int) -> None:
-        """Let a sequence begin in a slot with the step now put together.
+    def begin(self, seq: Sequence, num_blocks: int) -> None:
+        """Let a sequence begin in its slot with the step now put together.
 
         `num_blocks`: full blocks that it begins behind, as `num_found_blocks` gave them; 0: anew.
         """
-        self._begin_life(slot)
-        if chain is not None and num_blocks > 0:
-            state = self.kept.use(chain.block(num_blocks - 1).digest)
-            self._due.append(StateCopy(state, slot))
-            self._origins[slot] = self._origins[state] & self._lives
+        self._enter(seq)
+        if seq.chain is not None and num_blocks > 0:
+            state = self.kept.use(seq.chain.block(num_blocks - 1).digest)
+            self._due.append(StateCopy(state, seq.slot))
+            self._origins[seq.slot] = self._origins[state] & self._stays
             self.num_hits += 1
 
-    def fork(self, parent: int, child: int, *, is_behind_row: bool) -> None:
-        """Let a sequence begin in slot `child` with the state of slot `parent`.
+    def fork(self, parent: Sequence, child: Sequence, *, is_behind_row: bool) -> None:
+        """Let a sequence begin in its slot with the state of another.
 
         `is_behind_row`: that which the parent's row in the step now put together makes.
         """
-        self._begin_life(child)
-        self._copy_of_slot(parent, child, self._later if is_behind_row else self._due)
+        self._enter(child)
+        self._copy_of(parent, child.slot, self._later if is_behind_row else self._due)
 
-    def _begin_life(self, slot: int) -> None:
-        self._lives.discard(self._life_of.get(slot, 0))
-        self._num_lives += 1
-        self._life_of[slot] = self._num_lives
-        self._lives.add(self._num_lives)
-        self._origins[slot] = frozenset()
+    def _enter(self, seq: Sequence) -> None:
+        self._stays.add(seq.stay)
+        self._origins[seq.slot] = frozenset()
 
-    def _copy_of_slot(self, slot: int, destination: int, copies: list[StateCopy]) -> None:
-        copies.append(StateCopy(slot, destination))
-        origins = self._origins[slot] | {self._life_of[slot]}
-        self._origins[destination] = origins & self._lives
+    def _copy_of(self, seq: Sequence, destination: int, copies: list[StateCopy]) -> None:
+        copies.append(StateCopy(seq.slot, destination))
+        origins = self._origins[seq.slot] | {seq.stay}
+        self._origins[destination] = origins & self._stays
+
+    def end(self, seq: Sequence) -> None:
+        """Let a sequence leave its slot, and the state kept of its answer be found.
+
+        That is of no use where its last tokens were no part of the answer, or where it failed. A
+        sequence leaves when its rows have been committed: the copy was sent, or is due.
+        """
+        self._stays.discard(seq.stay)
+        state, place = self._answers.pop(seq.seq_id, (None, 0))
+        if state is not None:
+            chain = None if seq.discards or place > seq.num_known_tokens else seq.chain
+            self.kept.put(state, None if chain is None else self._digest(chain, place))
 
     # States that are kept
 
@@ -228,7 +233,7 @@ class SequenceStates:
             return
         state = self.kept.add(self._digest(chain, place))
         if state is not None:
-            self._copy_of_slot(seq.slot, state, self._later)
+            self._copy_of(seq, state, self._later)
 
     def keep_answer(self, seq: Sequence, place: int) -> None:
         """Keep the state behind a decode row just booked, which fills a block.
@@ -248,18 +253,7 @@ class SequenceStates:
                 state = self.kept.take()
         if state is not None:
             self._answers[seq.seq_id] = state, place
-            self._copy_of_slot(seq.slot, state, self._later)
-
-    def end_answer(self, seq: Sequence) -> None:
-        """Let the state kept of an answer be found: the sequence leaves its slot.
-
-        It is of no use where its last tokens were no part of the answer, or where it failed. A
-        sequence leaves when its rows have been committed: the copy was sent, or is due.
-        """
-        state, place = self._answers.pop(seq.seq_id, (None, 0))
-        if state is not None:
-            chain = None if seq.discards or place > seq.num_known_tokens else seq.chain
-            self.kept.put(state, None if chain is None else self._digest(chain, place))
+            self._copy_of(seq, state, self._later)
 
     def _is_kept(self, chain: TokenChain, place: int) -> bool:
         return self._digest(chain, place) in self.kept
@@ -270,10 +264,6 @@ class SequenceStates:
 
     # Failures
 
-    def life_of(self, slot: int) -> int:
-        """Return the life that a slot has now."""
-        return self._life_of[slot]
-
-    def came_through(self, slot: int, lives: set[int]) -> bool:
-        """Whether the state of a slot came through one of these lives, before its own."""
-        return not self._origins[slot].isdisjoint(lives)
+    def came_through(self, slot: int, stays: set[int]) -> bool:
+        """Whether the state of a slot came through one of these stays, before its own."""
+        return not self._origins[slot].isdisjoint(stays)

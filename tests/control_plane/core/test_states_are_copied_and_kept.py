@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core.batch import RowFailure, StateCopy
+from control_plane.core.generation_params import GenerationParams
 from control_plane.core.interface import SchedulerConfig
 from control_plane.core.prefix_cache import TokenChain
-from control_plane.core.request import Request
+from control_plane.core.request import Group, Request, Sample, Sequence
 from control_plane.core.states import KeptStates, SequenceStates
 from planes.errors import ConfigError
 from tests.control_plane.core.conftest import EOS
@@ -324,21 +325,29 @@ def test_who_began_with_a_failed_sequences_state_is_computed_anew(stateful):
     assert not other.state.is_final
 
 
-def test_a_state_remembers_the_lives_that_it_came_through_until_they_end():
+def in_slot(slot: int, stay: int) -> Sequence:
+    request = Request(stay, [1, 2], GenerationParams())
+    request.samples = [Sample()]
+    seq = Sequence(stay, request, Group(request, request.params, stay), stay=stay)
+    seq.slot = slot
+    return seq
+
+
+def test_a_state_remembers_the_stays_that_it_came_through_until_they_end():
     states = SequenceStates(range(4, 6), 2, 1)
-    states.begin(0, None, 0)
-    states.fork(0, 1, is_behind_row=False)
-    states.fork(1, 2, is_behind_row=True)
-    lives = [states.life_of(slot) for slot in range(3)]
-    assert states.came_through(2, {lives[0]})
-    assert states.came_through(2, {lives[1]})
-    assert not states.came_through(2, {lives[2]})
+    first, second, third, fourth = (in_slot(slot, stay=10 + slot) for slot in range(4))
+    states.begin(first, 0)
+    states.fork(first, second, is_behind_row=False)
+    states.fork(second, third, is_behind_row=True)
+    assert states.came_through(2, {10})
+    assert states.came_through(2, {11})
+    assert not states.came_through(2, {12})
     assert states.take_copies() == (StateCopy(0, 1),)
     assert states.take_copies() == (StateCopy(1, 2),)
-    states.begin(0, None, 0)  # another sequence
-    states.fork(2, 3, is_behind_row=False)
-    assert not states.came_through(3, {lives[0]})
-    assert states.came_through(3, {lives[1]})
+    states.end(first)
+    states.fork(third, fourth, is_behind_row=False)
+    assert not states.came_through(3, {10})
+    assert states.came_through(3, {11})
 
 
 # --- limits ---
