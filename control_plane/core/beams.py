@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from control_plane.core.beam import Continuation
-from control_plane.core.book import Book
 from control_plane.core.interface import RequestOutput
 from control_plane.core.queue import WaitingQueue
 from control_plane.core.request import Group, RequestState, Sequence
+from control_plane.core.request_table import RequestTable
 from control_plane.core.running import RunningSet
 
 
@@ -19,10 +19,10 @@ class Beams:
     sampled by itself counts for nothing: each slot is started again with the tokens of its beam.
     """
 
-    __slots__ = ("_book", "_queue", "_running")
+    __slots__ = ("_queue", "_requests", "_running")
 
-    def __init__(self, book: Book, running: RunningSet, queue: WaitingQueue) -> None:
-        self._book = book
+    def __init__(self, requests: RequestTable, running: RunningSet, queue: WaitingQueue) -> None:
+        self._requests = requests
         self._running = running
         self._queue = queue
 
@@ -36,7 +36,7 @@ class Beams:
             request.enter(RequestState.DECODE, self._running.now)
         continuations = search.step(logprobs)
         if not continuations:
-            return self._book.answer(group, search.finished)
+            return self._requests.answer(group, search.finished)
         self._reshape(group, continuations)
         return []
 
@@ -46,7 +46,7 @@ class Beams:
         for index, seq in enumerate(group.beams):
             seq.logprobs = None
             if index not in parents:
-                self._book.drop(seq)
+                self._requests.drop(seq)
         taken = {seq.sample_index for seq in group.sequences}
         places = (index for index in range(len(continuations)) if index not in taken)
         beams: list[Sequence] = []
@@ -54,7 +54,7 @@ class Beams:
         for continuation in continuations:
             parent = group.beams[continuation.parent]
             if continuation.parent in kept:
-                beams.append(self._fork(parent, self._book.sequence(group, next(places))))
+                beams.append(self._fork(parent, self._requests.sequence(group, next(places))))
             else:
                 kept.add(continuation.parent)
                 beams.append(parent)

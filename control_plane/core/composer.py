@@ -8,13 +8,13 @@ prompt or a preempted sequence that goes on, is *prefill*.
 from __future__ import annotations
 
 from control_plane.core.arrivals import Arrivals
-from control_plane.core.book import Book
 from control_plane.core.drafting import Drafting
 from control_plane.core.giving_way import GivingWay
 from control_plane.core.interface import SchedulerConfig
 from control_plane.core.kv_interface import KVCacheManagerProtocol
 from control_plane.core.queue import WaitingQueue
 from control_plane.core.request import Sequence
+from control_plane.core.request_table import RequestTable
 from control_plane.core.running import RunningSet
 from control_plane.core.step import Step
 
@@ -36,7 +36,7 @@ class StepComposer:
         kv_cache: KVCacheManagerProtocol,
         running: RunningSet,
         queue: WaitingQueue,
-        book: Book,
+        requests: RequestTable,
         drafting: Drafting,
     ) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class StepComposer:
         self._arrivals = Arrivals(kv_cache, running)
         self._giving_way = GivingWay(kv_cache, running)
         self._queue = queue
-        self._book = book
+        self._requests = requests
         self._drafting = drafting
         self._steps_without_prefill = 0
 
@@ -330,7 +330,7 @@ class StepComposer:
         """
         running, group = self._running, seq.group
         num_tokens = seq.num_computed_tokens
-        for twin in self._book.bear(group):
+        for twin in self._requests.bear(group):
             table = None
             has_room = running.start_prefixes or self._has_room_for_start(
                 step, twin, is_dear=seq.chain is None

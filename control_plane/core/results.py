@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from control_plane.core.batch import EndToken, StepResult
 from control_plane.core.beams import Beams
-from control_plane.core.book import Book
 from control_plane.core.drafting import Drafting
 from control_plane.core.failures import Failures
 from control_plane.core.interface import RequestOutput
 from control_plane.core.request import FinishReason, Request, RequestState, Sequence
+from control_plane.core.request_table import RequestTable
 from control_plane.core.running import RunningSet
 from control_plane.core.step import Step
 
@@ -16,11 +16,11 @@ from control_plane.core.step import Step
 class Results:
     """Appends tokens to their requests and ends what is done or has failed."""
 
-    __slots__ = ("_beams", "_book", "_drafting", "_failures", "_running")
+    __slots__ = ("_beams", "_drafting", "_failures", "_requests", "_running")
 
     def __init__(
         self,
-        book: Book,
+        requests: RequestTable,
         running: RunningSet,
         beams: Beams,
         drafting: Drafting,
@@ -28,7 +28,7 @@ class Results:
     ) -> None:
         self._drafting = drafting
         self._failures = failures
-        self._book = book
+        self._requests = requests
         self._running = running
         self._beams = beams
 
@@ -147,18 +147,20 @@ class Results:
         output_tokens, request = seq.output_tokens, seq.request
         if token_id in seq.end_token_ids:
             if token_id not in request.params.stop_token_ids:
-                return self._book.finish(seq, FinishReason.STOP)
+                return self._requests.finish(seq, FinishReason.STOP)
             kept = (token_id,) if request.params.include_stop else ()
             output_tokens.extend(kept)
-            event = self._book.finish(seq, FinishReason.STOP)
+            event = self._requests.finish(seq, FinishReason.STOP)
             return event._replace(new_token_ids=kept, matched_stop=token_id)
         output_tokens.append(token_id)
         if request.state is not RequestState.DECODE:
             request.enter(RequestState.DECODE, self._running.now)
         if seq.constraint is not None and seq.constraint.is_complete:
-            return self._book.finish(seq, FinishReason.STOP)._replace(new_token_ids=(token_id,))
+            return self._requests.finish(seq, FinishReason.STOP)._replace(new_token_ids=(token_id,))
         if len(output_tokens) >= seq.max_tokens:
-            return self._book.finish(seq, FinishReason.LENGTH)._replace(new_token_ids=(token_id,))
+            return self._requests.finish(seq, FinishReason.LENGTH)._replace(
+                new_token_ids=(token_id,)
+            )
         return RequestOutput(
             request.id, (token_id,), RequestState.DECODE, sample_index=seq.sample_index
         )
@@ -187,7 +189,7 @@ class Results:
                 continue
             embedding.take(*step.tokens_of(row), values)
             if embedding.num_tokens == len(seq.request.input_tokens):
-                events.append(self._book.finish(seq, FinishReason.STOP))
+                events.append(self._requests.finish(seq, FinishReason.STOP))
 
     # Failures
 
@@ -199,7 +201,7 @@ class Results:
         `field`: the parameter that is to blame, if one is.
         """
         if not seq.is_done:
-            events.append(self._book.end(seq.group, RequestState.FAILED, message, field))
+            events.append(self._requests.end(seq.group, RequestState.FAILED, message, field))
 
     def _add_logprobs(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
         """Put the log-probabilities into the events of their tokens."""

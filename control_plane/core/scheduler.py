@@ -13,7 +13,6 @@ from typing import Final
 
 from control_plane.core.batch import StepResult
 from control_plane.core.beams import Beams
-from control_plane.core.book import Book
 from control_plane.core.composer import StepComposer
 from control_plane.core.drafting import Drafting
 from control_plane.core.embedding import EMBEDDINGS
@@ -31,6 +30,7 @@ from control_plane.core.kv_interface import KVCacheManagerProtocol, MemoryStats
 from control_plane.core.limits import RequestLimits
 from control_plane.core.queue import WaitingQueue
 from control_plane.core.request import Request
+from control_plane.core.request_table import RequestTable
 from control_plane.core.results import Results
 from control_plane.core.running import RunningSet
 from control_plane.core.slots import SlotPool
@@ -80,14 +80,14 @@ class Scheduler:
             max_beams=config.num_slots,
             shares_prompts=self._running.sharing is not None and states is None,
         )
-        self._book = Book(limits, self._queue, self._running)
+        self._requests = RequestTable(limits, self._queue, self._running)
         self._drafting = Drafting(config, kv_cache.block_size, self._running, self._queue)
         self._composer = StepComposer(
-            config, kv_cache, self._running, self._queue, self._book, self._drafting
+            config, kv_cache, self._running, self._queue, self._requests, self._drafting
         )
-        beams = Beams(self._book, self._running, self._queue)
+        beams = Beams(self._requests, self._running, self._queue)
         failures = Failures(kv_cache, self._running)
-        self._results = Results(self._book, self._running, beams, self._drafting, failures)
+        self._results = Results(self._requests, self._running, beams, self._drafting, failures)
         self._in_flight: deque[Step] = deque()
         self._last_step = 0
         self._num_steps = 0
@@ -102,7 +102,7 @@ class Scheduler:
 
         Raises what `RequestLimits.check` raises, SchedulerError if it is not new.
         """
-        return self._book.add(request)
+        return self._requests.add(request)
 
     def fork(self, parent_id: int, child: Request) -> int:
         """Add a request that goes on from the tokens another has by now; its id.
@@ -114,7 +114,7 @@ class Scheduler:
         Raises what `add_request` raises, SchedulerError if the parent is unknown, has ended, or
         has several samples.
         """
-        return self._book.fork(parent_id, child)
+        return self._requests.fork(parent_id, child)
 
     def cancel(self, request_id: int, now: float = 0.0) -> RequestOutput | None:
         """End a request; its final event, or None if it is unknown or has ended.
@@ -122,7 +122,7 @@ class Scheduler:
         Blocks and slots are free at once, or with the commit of its last step in flight.
         """
         self._set_time(now)
-        return self._book.cancel(request_id)
+        return self._requests.cancel(request_id)
 
     def end_sample(
         self, request_id: int, sample_index: int, num_tokens: int, now: float = 0.0
@@ -133,7 +133,7 @@ class Scheduler:
         or have ended. Not for beams.
         """
         self._set_time(now)
-        return self._book.end_sample(request_id, sample_index, num_tokens)
+        return self._requests.end_sample(request_id, sample_index, num_tokens)
 
     def flush_prefix_cache(self) -> int:
         """Let no request find what earlier ones have left; how many idle blocks held something."""
@@ -150,7 +150,7 @@ class Scheduler:
         Only those that hold no slot and no block, so all of them after `lose_epoch`; ids of others
         and unknown ones mean nothing. In the order in which they would have been served.
         """
-        return self._book.withdraw(request_ids)
+        return self._requests.withdraw(request_ids)
 
     def adopt(self, request: Request) -> int:
         """Queue a request that another scheduler let go, with all its tokens; its id.
@@ -162,7 +162,7 @@ class Scheduler:
         Raises what `RequestLimits.check` raises, SchedulerError if it was in no scheduler or is
         known here.
         """
-        return self._book.adopt(request)
+        return self._requests.adopt(request)
 
     def isolate(self, request_id: int | None) -> None:
         """Admit nobody but this request, which may be unknown; None: all again.
@@ -173,7 +173,7 @@ class Scheduler:
 
     def get_completed(self) -> list[Request]:
         """Return the requests that ended since the last call; call it, or they pile up."""
-        return self._book.take_completed()
+        return self._requests.take_completed()
 
     def has_pending_work(self) -> bool:
         """Whether any request waits, runs or still holds blocks."""

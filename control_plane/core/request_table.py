@@ -27,7 +27,7 @@ _REASONS = {
 }
 
 
-class Book:
+class RequestTable:
     """Every request that has not ended, with its sequences; numbers them by arrival."""
 
     __slots__ = ("_completed", "_groups", "_limits", "_num_arrivals", "_queue", "_running")
