@@ -102,7 +102,7 @@ class StepBatch:
     Row columns (`slots`, `query_lens`, `positions`, `new_block_counts`) have one entry a row;
     `new_block_ids` is flat. `sampled_rows[k]` is the row whose last logits give sample k, and
     `sampled_slots[k]` the slot that takes it; empty: each sample goes to the slot of its row.
-    `draft_counts`, `draft_ids`: the guesses computed behind each row's token; empty: none.
+    `draft_counts`, `draft_ids`: the drafts computed behind each row's token; empty: none.
     """
 
     step_id: int

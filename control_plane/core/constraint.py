@@ -3,7 +3,7 @@
 Who knows grammars stands behind these protocols (`control_plane.structured`). The scheduler tells a
 constraint every token that it appends to the constraint's sample, when it appends it, until the
 sample ends, and nothing else: so it always stands where the tokens of its sample end, whatever
-befalls the sequence that computes them. Asked what is likely to come, it stays there.
+befalls the sequence that computes them. Asked for drafts, it stays there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
-class Guess(NamedTuple):
+class Draft(NamedTuple):
     """A token that is likely to come, and what may follow it: `allowed_tokens` of a constraint.
 
     It ends nothing: not only an end may follow.
@@ -49,8 +49,8 @@ class Constraint(Protocol):
         """Who can advance it."""
         ...
 
-    def foresee(self, most: int) -> Sequence[Guess]:
-        """Guess what comes next, at most `most` tokens, each behind those before it."""
+    def draft(self, most: int) -> Sequence[Draft]:
+        """Return what is likely to come, at most `most` tokens, each behind those before it."""
         ...
 
 

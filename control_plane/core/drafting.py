@@ -5,8 +5,8 @@ where a text seems to repeat itself, the next step waits for the results of thos
 while a step with drafts is under way none follows: how many tokens it brings is not known. Both
 cost the time in which the plane waits, and are worth it only while few rows share a step.
 
-Constrained rows wait for their newest token anyway. Their constraints guess for them, and nobody
-waits for these drafts: other rows go on in steps of their own.
+Constrained rows wait for their newest token anyway. Their drafts are those of their constraints,
+and nobody waits for these: other rows go on in steps of their own.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Drafting:
     one more token and nothing else. Beams have none.
     """
 
-    __slots__ = ("_block_size", "_least", "_most", "_most_foreseen", "_most_rows", "_queue",
+    __slots__ = ("_block_size", "_least", "_most", "_most_by_constraint", "_most_rows", "_queue",
                  "_running", "num_drafts", "num_kept")  # fmt: skip
 
     def __init__(
         self, config: SchedulerConfig, block_size: int, running: RunningSet, queue: WaitingQueue
     ) -> None:
         self._most = config.speculative_tokens
-        self._most_foreseen = config.grammar_drafts
+        self._most_by_constraint = config.grammar_drafts
         self._least = config.prompt_lookup_min
         self._most_rows = min(_MOST_ROWS, config.max_batch_size, config.max_total_tokens)
         self._block_size = block_size
@@ -69,8 +69,8 @@ class Drafting:
         room = self._most_rows - len(step.rows)
         if room <= 0:
             return
-        if step.has_constraints and self._most_foreseen > 0:
-            room = self._foresee(step, room)
+        if step.has_constraints and self._most_by_constraint > 0:
+            room = self._add_constrained(step, room)
         for row, seq in enumerate(step.rows) if self._most > 0 else ():
             if seq.num_pending_tokens > 1 or seq.constraint is not None:
                 continue
@@ -85,23 +85,23 @@ class Drafting:
                 seq.lookup.note(0)  # what was waited for in vain
             seq.awaits_draft = False
 
-    def _foresee(self, step: Step, room: int) -> int:
-        """Give constrained rows what their constraints guess; how much room is left.
+    def _add_constrained(self, step: Step, room: int) -> int:
+        """Give constrained rows the drafts of their constraints; how much room is left.
 
         Each may have an equal share of the room, and what those before it leave.
         """
         rows = [(row, seq) for row, seq in enumerate(step.rows) if seq.constraint is not None]
         for index, (row, seq) in enumerate(rows):
             share = -(-room // (len(rows) - index))
-            most = min(share, self._room(seq, 0, self._most_foreseen))
-            is_held = seq.num_computed_tokens < seq.first_end  # guesses may be followed by an end
+            most = min(share, self._room(seq, 0, self._most_by_constraint))
+            is_held = seq.num_computed_tokens < seq.first_end  # a draft may be followed by an end
             if most <= 0 or seq.draining or is_held or seq.constraint is None:
                 continue
-            guesses = seq.constraint.foresee(most)
-            drafts = _before_an_end(seq, [guess.token_id for guess in guesses])
+            found = seq.constraint.draft(most)
+            drafts = _before_an_end(seq, [draft.token_id for draft in found])
             if drafts:
                 step.drafts[row] = drafts
-                step.guesses[row] = guesses[: len(drafts)]
+                step.draft_masks[row] = [draft.allowed_tokens for draft in found[: len(drafts)]]
                 room -= len(drafts)
                 self.num_drafts += len(drafts)
         return room

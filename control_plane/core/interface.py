@@ -15,7 +15,7 @@ from planes.errors import ConfigError
 
 MAY_BE_UNSET = ("max_slots", "max_prefill_tokens")
 MOST_DRAFTS = 7
-"""Tokens that a decode row may guess; more rows than 8 cost a step as much as they bring."""
+"""Of a decode row; more rows than 8 cost a step as much as they bring."""
 
 OPTIONAL_PARAMETERS = (
     "n",
@@ -60,9 +60,9 @@ class SchedulerConfig:
     than that, and decoding fills them all, every step does: it costs decoding less.
     `num_host_blocks`: blocks of the compute plane's host pool; a preempted sequence is swapped out
     there while there is room, and computed anew otherwise. 0: always computed anew.
-    `speculative_tokens`: tokens a decode row may guess (`control_plane.core.drafting`); 0: none.
-    `prompt_lookup_min`: tokens that must have stood in the text before for a guess.
-    `grammar_drafts`: tokens a constrained decode row may guess by its constraint; 0: none.
+    `speculative_tokens`: drafts of a decode row by prompt lookup (`core.drafting`); 0: none.
+    `prompt_lookup_min`: tokens that must have stood in the text before for a draft.
+    `grammar_drafts`: drafts of a constrained decode row by its constraint; 0: none.
     `embedding_size`: numbers of a row's hidden states; `max_embeddings`: rows of one step that may
     give them. 0: the compute plane gives none.
     `num_states`: states of the compute plane (`control_plane.core.states`), at least as many as it
@@ -183,7 +183,7 @@ class SchedulerStats:
     that hold a slot and blocks, those on their way out included. `num_waiting`: sequences that wait
     for that, `num_waiting_requests` the requests they belong to; None: one each. `num_in_flight`:
     steps sent and not committed. `num_host_blocks_used`: blocks of the host pool that hold
-    something. `num_drafts`: tokens that were guessed, `num_kept_drafts` of them right.
+    something. `num_drafts`: drafts computed, `num_kept_drafts` of them right.
     `num_kept_states`: states that can be found again; `num_state_hits`: how often one was.
     """
 

@@ -1,6 +1,6 @@
 """Drafts by prompt lookup: what followed the last tokens where they stood in the text before.
 
-Texts repeat what they were given: names, code, the sentence that is quoted. A guess costs a row of
+Texts repeat what they were given: names, code, the sentence that is quoted. A draft costs a row of
 a step and is never wrong to make: the compute plane keeps what it would have sampled anyway.
 """
 
@@ -28,7 +28,7 @@ class PromptLookup:
     tokens that must agree, at least 1. Each token is read once, for a dictionary entry; of a long
     prompt some by each call, and until all are nothing is found.
 
-    A guess of which nothing was right is followed by a pause, twice as long each time in a row.
+    Drafts of which none was right are followed by a pause, twice as long each time in a row.
     """
 
     __slots__ = ("_least", "_num_misses", "_output", "_places", "_prompt", "_resume_at",
@@ -59,14 +59,14 @@ class PromptLookup:
         if not places or most < 1:
             return []
         best = max(reversed(places), key=self._num_alike)  # the latest of equals
-        # A text that repeats itself at once goes on with what is guessed here.
+        # A text that repeats itself at once goes on with what is drafted here.
         found = tokens[best : best + most]
         while len(found) < most:
             found.append(found[best - len(tokens) + len(found)])
         return found
 
     def note(self, num_right: int) -> None:
-        """Note how many tokens of a guess were right."""
+        """Note how many drafts were right."""
         if num_right:
             self._num_misses = 0
             return

@@ -15,7 +15,6 @@ from control_plane.core.batch import (
     StepBatch,
     StepResult,
 )
-from control_plane.core.constraint import Guess
 from control_plane.core.interface import SchedulerOutput
 from control_plane.core.request import Sequence
 from planes.errors import SchedulerError
@@ -28,10 +27,10 @@ class Step:
 
     `rows[i]` is the sequence of row i, `sampled[k]` that of sample k: each decode row's, in their
     order, then those of prefill rows. `unsampled`: sequences in it without a sample: a part of a
-    prompt is computed, or a slot only started. `fills`:
-    (sequence, index) of the blocks that decode rows fill up, to be remembered at the commit, when
-    their last token is known. `drafts`: those of decode rows, by row; `guesses`: by constrained
-    row, what may follow each of them. `holds_back`: no step is to follow before its result.
+    prompt is computed, or a slot only started. `fills`: (sequence, index) of the blocks that decode
+    rows fill up, to be remembered at the commit, when their last token is known. `drafts`: those of
+    decode rows, by row; `draft_masks`: by constrained row, what may follow each of them.
+    `holds_back`: no step is to follow before its result.
 
     `StepComposer` appends decode rows to `rows` and `positions` itself: they are most of its work.
     """
@@ -44,10 +43,10 @@ class Step:
         "_prefill_sampled_rows",
         "_prompt_logprobs",
         "_starts",
+        "draft_masks",
         "drafts",
         "embedding_size",
         "fills",
-        "guesses",
         "has_constraints",
         "has_twins",
         "holds_back",
@@ -76,7 +75,7 @@ class Step:
         self.unsampled: list[Sequence] = []
         self.fills: list[tuple[Sequence, int]] = []
         self.drafts: dict[int, list[int]] = {}
-        self.guesses: dict[int, Series[Guess]] = {}
+        self.draft_masks: dict[int, list[bytes]] = {}
         self._starts: list[SlotStart] = []
         self._copies: list[BlockCopy] = []
         self._new_blocks: list[tuple[int, Series[int]]] = []  # row, its new blocks
@@ -287,6 +286,6 @@ class Step:
             allowed = seq.allowed_tokens()
             if allowed is not None:
                 found.append(RowConstraint(row, allowed))
-                for index, guess in enumerate(self.guesses.get(row, ())):
-                    found.append(RowConstraint(row, guess.allowed_tokens, index + 1))
+                for num_drafts, mask in enumerate(self.draft_masks.get(row, ()), start=1):
+                    found.append(RowConstraint(row, mask, num_drafts))
         return tuple(found)

@@ -160,7 +160,7 @@ def learn(
 def _tell_idle_drafts(
     limits: SchedulingLimits, config: SchedulerConfig, plane: PlaneDescription
 ) -> None:
-    """Say why no token will be guessed, if that was asked for."""
+    """Say why there will be no drafts by prompt lookup, if they were asked for."""
     if limits.speculative_tokens == 0:
         if limits.prompt_lookup_min != SchedulingLimits().prompt_lookup_min:
             _log.warning("prompt_lookup_min has no effect without speculative_tokens")

@@ -184,7 +184,7 @@ def effective_limits(
             lowered.append(Lowered(name, configured, values[name]))
     # A plane that prefers nothing says 0.
     prefill_chunk = limits.prefill_chunk or plane.preferred_prefill_chunk or None
-    foresees = limits.grammar_drafts and {DRAFTS, DRAFT_CONSTRAINTS} <= plane.features
+    drafts_by_form = limits.grammar_drafts and {DRAFTS, DRAFT_CONSTRAINTS} <= plane.features
     config = SchedulerConfig(
         memory_threshold=limits.memory_threshold,
         max_slots=plane.max_slots,
@@ -192,7 +192,7 @@ def effective_limits(
         num_host_blocks=plane.num_host_blocks if SWAP in plane.features else 0,
         speculative_tokens=limits.speculative_tokens if DRAFTS in plane.features else 0,
         prompt_lookup_min=limits.prompt_lookup_min,
-        grammar_drafts=foresees * MOST_DRAFTS,
+        grammar_drafts=drafts_by_form * MOST_DRAFTS,
         embedding_size=plane.hidden_size,
         max_embeddings=plane.max_embeddings if EMBEDDINGS in plane.features else 0,
         num_states=plane.num_states,

@@ -1,7 +1,7 @@
 """What is likely to be said where a form leaves a choice.
 
 Between what a model decides stand brackets, names of properties, quotes and white space. A form may
-leave several of them possible, yet one model writes them in one way all the time. So the guess for
+leave several of them possible, yet one model writes them in one way all the time. So the draft for
 a place is what was said last where the same tokens might follow the same token.
 """
 
@@ -22,7 +22,7 @@ _MOST_TRUST: Final = 3
 
 
 class Habits:
-    """What answers of one form have said at the places of the form. A wrong guess does no harm.
+    """What answers of one form have said at the places of the form. A wrong draft does no harm.
 
     Answers of several engines, and those that begin, learn at once from threads of their own: each
     touch of the places is one that no other thread can come into.
@@ -34,7 +34,7 @@ class Habits:
         # Place → token, trust in it.
         self._places: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
 
-    def guess(self, before: int, allowed_tokens: bytes) -> int | None:
+    def draft(self, before: int, allowed_tokens: bytes) -> int | None:
         """Return what may well follow token `before`, of what may follow at all."""
         num_allowed = _count(allowed_tokens)
         if num_allowed == 1:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from control_plane.core.constraint import Guess
+from control_plane.core.constraint import Draft
 from control_plane.structured.refusals import reason_of
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 UInt8Array = npt.NDArray[np.uint8]
 
-MAX_FORESIGHT_S: Final = 0.002
-"""CPU time behind which a matcher makes no more guesses for a step. Where a single one took so
+MAX_DRAFTING_S: Final = 0.002
+"""CPU time behind which a matcher makes no more drafts for a step. Where a single one took so
 long, it makes none for `REST_TOKENS` of its text: a hostile form's takes up to 90 ms, seven of a
 usual one 0.1 to 0.4."""
 
@@ -36,11 +36,11 @@ REST_TOKENS: Final = 64
 class Matcher:
     """A `Constraint` by a grammar. `ignore_eos`: the text ends where nothing else may follow.
 
-    `habits`: of its form. `last_token`: −1 before the first. `foreseen`: what it guessed of the
-    tokens to come, None: it was not asked.
+    `habits`: of its form. `last_token`: −1 before the first. `drafts`: behind it, None: it was not
+    asked for any.
     """
 
-    __slots__ = ("allowed_tokens", "constrainer", "error", "foreseen", "grammar", "habits",
+    __slots__ = ("allowed_tokens", "constrainer", "drafts", "error", "grammar", "habits",
                  "ignore_eos", "is_complete", "last_token", "num_resting")  # fmt: skip
 
     def __init__(
@@ -60,25 +60,25 @@ class Matcher:
         self.is_complete = False
         self.error: str | None = None
         self.last_token = -1
-        self.foreseen: Sequence[Guess] | None = None
+        self.drafts: Sequence[Draft] | None = None
         self.num_resting = 0
 
-    def foresee(self, most: int) -> Sequence[Guess]:
-        """Guess what comes next, at most `most` tokens."""
+    def draft(self, most: int) -> Sequence[Draft]:
+        """Return what is likely to come, at most `most` tokens."""
         if self.num_resting > 0:
             return ()
-        self.foreseen = self.constrainer.foresee(self, most)
-        return self.foreseen
+        self.drafts = self.constrainer.draft(self, most)
+        return self.drafts
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Learn from tokens that came, where guesses are asked for: in crowds it costs nothing."""
-        if self.foreseen is not None:
-            choices = (self.allowed_tokens, *(guess.allowed_tokens for guess in self.foreseen))
+        """Learn from tokens that came, where drafts are asked for: in crowds it costs nothing."""
+        if self.drafts is not None:
+            choices = (self.allowed_tokens, *(draft.allowed_tokens for draft in self.drafts))
             for allowed, token in zip(choices, tokens, strict=False):
                 self.habits.learn(self.last_token, allowed, token)
                 self.last_token = token
         self.last_token = tokens[-1]
-        self.foreseen = None
+        self.drafts = None
         self.num_resting = max(0, self.num_resting - len(tokens))
 
 
@@ -127,17 +127,17 @@ class Matchers:
         if going_on:
             self._fill(going_on)
 
-    def foresee(self, matcher: Matcher, most: int) -> list[Guess]:
-        """Guess what comes next, on a copy: what may not be there is no fault of the text.
+    def draft(self, matcher: Matcher, most: int) -> list[Draft]:
+        """Return what is likely to come, by a copy: what may not be there is no fault of the text.
 
         They share a lexer: what one of them takes of its states is taken.
         """
         begun = time.thread_time()
-        guesses: list[Guess] = []
+        drafts: list[Draft] = []
         grammar: LLMatcher | None = None
         before, allowed = matcher.last_token, matcher.allowed_tokens
-        while len(guesses) < most and time.thread_time() - begun < MAX_FORESIGHT_S:
-            token = matcher.habits.guess(before, allowed)
+        while len(drafts) < most and time.thread_time() - begun < MAX_DRAFTING_S:
+            token = matcher.habits.draft(before, allowed)
             if token is None:
                 break
             grammar = grammar or matcher.grammar.deep_copy()
@@ -150,10 +150,10 @@ class Matchers:
             if grammar.is_error() or not others.any():
                 break
             before, allowed = token, (others if matcher.ignore_eos else bits).tobytes()
-            guesses.append(Guess(token, allowed))
-        if time.thread_time() - begun >= MAX_FORESIGHT_S * max(1, len(guesses)):
+            drafts.append(Draft(token, allowed))
+        if time.thread_time() - begun >= MAX_DRAFTING_S * max(1, len(drafts)):
             matcher.num_resting = REST_TOKENS
-        return guesses
+        return drafts
 
     def _fill(self, matchers: Sequence[Matcher]) -> None:
         """Compute what may follow."""

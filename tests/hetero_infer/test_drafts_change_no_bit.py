@@ -135,7 +135,7 @@ def test_the_embedded_model_answers_the_same_bits_with_drafts(
         pytest.param(0, False, marks=pytest.mark.slow),
     ],
 )
-def test_answers_in_a_form_are_the_same_bits_with_what_the_form_foresees(
+def test_answers_in_a_form_are_the_same_bits_with_the_drafts_of_the_form(
     num_tokens: int, together: bool
 ) -> None:
     plain, none_kept = answers(EMBEDDED, IN_FORM, together=True)

@@ -48,11 +48,11 @@ def run_constraints(grammars: Grammars, seed: int) -> int:
         while not plain.is_complete and plain.error is None and num_tokens < 80:
             assert made.allowed_tokens == plain.allowed_tokens, seed
             taken: list[int] = []
-            for guess in made.foresee(draw.randint(1, 7)):
-                if guess.token_id != (token := drawn(plain, draw)):
+            for draft in made.draft(draw.randint(1, 7)):
+                if draft.token_id != (token := drawn(plain, draw)):
                     break
                 take(plain, token)
-                assert plain.allowed_tokens == guess.allowed_tokens, seed
+                assert plain.allowed_tokens == draft.allowed_tokens, seed
                 assert (plain.is_complete, plain.error) == (False, None), seed
                 taken.append(token)
             num_kept += len(taken)
@@ -76,12 +76,12 @@ def drawn(made: Constraint, draw: Random) -> int:
 
 
 @pytest.mark.wide
-def test_who_foresees_a_drawn_form_allows_what_one_allows_who_does_not(grammars: Grammars) -> None:
+def test_who_drafts_a_drawn_form_allows_what_one_allows_who_does_not(grammars: Grammars) -> None:
     assert sum(run_constraints(grammars, seed) for seed in range(40)) > 500
 
 
 @pytest.mark.slow
-def test_who_foresees_any_of_thousands_of_forms_allows_the_same(grammars: Grammars) -> None:
+def test_who_drafts_any_of_thousands_of_forms_allows_the_same(grammars: Grammars) -> None:
     for seed in range(1000, 4000):
         run_constraints(grammars, seed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from control_plane.core.constraint import Guess
+from control_plane.core.constraint import Draft
 from control_plane.core.request import Request
 
 VOCABULARY = 11
@@ -89,18 +89,18 @@ class ToyConstraint:
     def constrainer(self) -> ToyConstrainer:
         return ToyConstrainer()
 
-    def foresee(self, most: int) -> list[Guess]:
+    def draft(self, most: int) -> list[Draft]:
         """Right where nothing else may follow, and otherwise now and then."""
         assert most > 0
-        guesses: list[Guess] = []
+        drafts: list[Draft] = []
         output = list(self.output)
-        while len(guesses) < most:
+        while len(drafts) < most:
             allowed = may_follow(self.seed, output)
             output.append(allowed[hash((29, *output)) % len(allowed)])
             if is_complete(self.seed, output) or is_broken(self.seed, output):
                 break
-            guesses.append(Guess(output[-1], bits(may_follow(self.seed, output))))
-        return guesses
+            drafts.append(Draft(output[-1], bits(may_follow(self.seed, output))))
+        return drafts
 
 
 class ToyConstrainer:

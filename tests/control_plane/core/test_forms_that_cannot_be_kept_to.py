@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from control_plane.core.constraint import Constraint, Guess
+from control_plane.core.constraint import Constraint, Draft
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import FinishReason, Request, RequestState
 from control_plane.core.structured_outputs import StructuredOutputs
@@ -33,7 +33,7 @@ class Ending:
             if constraint.num_left < 0:
                 constraint.error = "it takes too much"
 
-    def foresee(self, most: int) -> Sequence[Guess]:  # noqa: ARG002
+    def draft(self, most: int) -> Sequence[Draft]:  # noqa: ARG002
         return ()
 
 

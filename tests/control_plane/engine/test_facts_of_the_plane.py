@@ -50,7 +50,7 @@ def test_drafts_are_sent_to_planes_that_take_them_and_others_run_without(drive, 
     assert "speculative_tokens" not in capsys.readouterr().out
 
 
-def test_constraints_guess_for_planes_that_keep_to_them_behind_drafts(drive, fake_plane, capsys):
+def test_constraints_draft_for_planes_that_keep_to_them_behind_drafts(drive, fake_plane, capsys):
     features = fake_plane.features
     for more, most in (
         ((), 0),

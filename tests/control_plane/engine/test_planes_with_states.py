@@ -21,7 +21,7 @@ def test_the_scheduler_keeps_states_behind_those_of_the_slots_it_uses(drive, fak
     assert limits.kept_states == range(2, fake_plane.max_slots + 6)
 
 
-def test_such_a_plane_guesses_nothing_and_swaps_nothing(drive, fake_plane):
+def test_such_a_plane_drafts_nothing_and_swaps_nothing(drive, fake_plane):
     fake_plane.num_states = fake_plane.max_slots
     limits = drive(limits=SchedulingLimits(speculative_tokens=3)).connected.limits
     assert (limits.speculative_tokens, limits.grammar_drafts, limits.num_host_blocks) == (0, 0, 0)

@@ -33,7 +33,7 @@ def constraint(grammars: Grammars) -> Constraint:
 def say(made: Constraint, text: str) -> None:
     for token in text.encode():
         if made.error is None:
-            made.foresee(3)
+            made.draft(3)
             made.constrainer.advance([(made, [token])])
 
 

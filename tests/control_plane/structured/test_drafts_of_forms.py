@@ -1,4 +1,4 @@
-"""What a constraint guesses of its own text, and that guessing changes nothing."""
+"""The drafts of a constraint, and that they change nothing of its own text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from control_plane.core.constraint import Constraint, Guess
+from control_plane.core.constraint import Constraint, Draft
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import Request
 from control_plane.core.structured_outputs import StructuredOutputs
@@ -16,7 +16,7 @@ from control_plane.structured import grammars as grammars_module
 from control_plane.structured import habits as habits_module
 from control_plane.structured.grammars import Grammars
 from control_plane.structured.habits import Habits
-from control_plane.structured.matcher import MAX_FORESIGHT_S, REST_TOKENS
+from control_plane.structured.matcher import MAX_DRAFTING_S, REST_TOKENS
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
 
 VOCAB_SIZE = 300
@@ -25,7 +25,7 @@ LETTER = "letter { /[a-z]/ }"
 
 @pytest.fixture(autouse=True)
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing take long: on a busy machine a guess may, and those after it are left out."""
+    """Let nothing take long: on a busy machine a draft may, and those after it are left out."""
     monkeypatch.setattr(time, "thread_time", lambda: 0.0)
 
 
@@ -51,29 +51,29 @@ def constraint(
 def say(made: Constraint, text: str) -> None:
     """Give it a text token by token, asking it each time what comes."""
     for token in text.encode():
-        made.foresee(3)
+        made.draft(3)
         made.constrainer.advance([(made, [token])])
         assert made.error is None
 
 
-def foreseen(made: Constraint, most: int = 7) -> str:
-    return bytes(guess.token_id for guess in made.foresee(most)).decode()
+def drafted(made: Constraint, most: int = 7) -> str:
+    return bytes(draft.token_id for draft in made.draft(most)).decode()
 
 
-def test_what_a_form_leaves_no_choice_about_is_foreseen_at_once(grammars: Grammars) -> None:
+def test_what_a_form_leaves_no_choice_about_is_drafted_at_once(grammars: Grammars) -> None:
     made = constraint(grammars, StructuredOutputs(regex=r"(yes|no), it is(!|\?)"))
-    assert foreseen(made) == ""
+    assert drafted(made) == ""
     say(made, "y")
-    assert foreseen(made) == "es, it "
-    assert foreseen(made, 2) == "es"
+    assert drafted(made) == "es, it "
+    assert drafted(made, 2) == "es"
     say(made, "es, it ")
-    assert foreseen(made) == "is"
+    assert drafted(made) == "is"
 
 
-def test_what_ends_a_text_is_not_foreseen(grammars: Grammars) -> None:
+def test_what_ends_a_text_is_not_drafted(grammars: Grammars) -> None:
     made = constraint(grammars, StructuredOutputs(choice=("red", "blue")))
     say(made, "r")
-    assert foreseen(made) == "e"
+    assert drafted(made) == "e"
     say(made, "ed")
     assert made.is_complete
 
@@ -82,17 +82,17 @@ def test_what_was_said_last_in_a_place_is_expected_there_again(grammars: Grammar
     array = StructuredOutputs(json={"type": "array", "items": {"enum": [1, 2]}})
     made = constraint(grammars, array)
     say(made, "[1, 1")
-    assert foreseen(made) == ", 1, 1,"
+    assert drafted(made) == ", 1, 1,"
     say(made, ", 2")
-    assert foreseen(made) == ""  # nothing has followed it
+    assert drafted(made) == ""  # nothing has followed it
     say(made, ", 2, 2")
-    assert foreseen(made) == ", 2, 2,"
+    assert drafted(made) == ", 2, 2,"
     another = constraint(grammars, array)  # of the same form
     say(another, "[1")
-    assert foreseen(another, 4) == ", 2,"
+    assert drafted(another, 4) == ", 2,"
     stranger = constraint(grammars, array, salt="another tenant's")
     say(stranger, "[1")
-    assert foreseen(stranger) == ""
+    assert drafted(stranger) == ""
 
 
 def test_habits_are_kept_of_what_was_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,37 +106,37 @@ def test_habits_are_kept_of_what_was_asked_for_last(monkeypatch: pytest.MonkeyPa
     for tenant, expected in (("a", ", 1"), ("c", ", 1"), ("b", "")):
         made = constraint(grammars, array, tenant)
         say(made, "[1")
-        assert foreseen(made, 3) == expected, tenant
+        assert drafted(made, 3) == expected, tenant
 
 
 def test_what_came_with_drafts_before_it_is_learned_too(grammars: Grammars) -> None:
     array = StructuredOutputs(json={"type": "array", "items": {"enum": [1, 2]}, "title": "another"})
     made = constraint(grammars, array)
     say(made, "[1, 1")
-    assert foreseen(made) == ", 1, 1,"
+    assert drafted(made) == ", 1, 1,"
     made.constrainer.advance([(made, list(b", 2"))])
     say(made, ", ")
-    assert foreseen(made) == ""  # 1 and 2 stood behind a space once each
+    assert drafted(made) == ""  # 1 and 2 stood behind a space once each
 
 
 def test_where_nobody_asks_what_comes_nothing_is_learned(grammars: Grammars) -> None:
     array = StructuredOutputs(json={"type": "array", "items": {"enum": [1, 2]}, "title": "a crowd"})
     made = constraint(grammars, array)
-    assert foreseen(made) == "["  # what else
+    assert drafted(made) == "["  # what else
     for token in b"[1, 1":
         made.constrainer.advance([(made, [token])])
-    assert foreseen(made) == ""
+    assert drafted(made) == ""
     say(made, ", 1")
-    assert foreseen(made) == ", 1, 1,"
+    assert drafted(made) == ", 1, 1,"
 
 
-def test_the_middle_of_a_text_is_not_guessed(grammars: Grammars) -> None:
+def test_the_middle_of_a_text_is_not_drafted(grammars: Grammars) -> None:
     made = constraint(grammars, StructuredOutputs(regex='"[^"]*"'))
     say(made, '"aaaaaaaa')
     assert VOCAB_SIZE < habits_module.MAX_CHOICE  # of this vocabulary everything would be
     limit, habits_module.MAX_CHOICE = habits_module.MAX_CHOICE, 100
     try:
-        assert foreseen(made) == ""
+        assert drafted(made) == ""
     finally:
         habits_module.MAX_CHOICE = limit
 
@@ -163,10 +163,10 @@ FORMS = [
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("structure", FORMS, ids=["json", "regex", "grammar", "choice"])
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_who_foresees_allows_what_one_allows_who_does_not(
+def test_who_drafts_allows_what_one_allows_who_does_not(
     grammars: Grammars, structure: StructuredOutputs, ignore_eos: bool
 ) -> None:
-    """Tokens come alone, or several at once where they were guessed; often guesses are wrong."""
+    """Tokens come alone, or several at once where they were drafted; often drafts are wrong."""
     for seed in range(12):
         draw = random.Random(seed)
         plain = constraint(grammars, structure, salt="plain", ignore_eos=ignore_eos)
@@ -175,11 +175,11 @@ def test_who_foresees_allows_what_one_allows_who_does_not(
         while not plain.is_complete and num_tokens < 60:
             assert made.allowed_tokens == plain.allowed_tokens
             taken: list[int] = []
-            for guess in made.foresee(draw.randrange(1, 8)):
-                if guess.token_id != (token := drawn(plain, draw)):
+            for draft in made.draft(draw.randrange(1, 8)):
+                if draft.token_id != (token := drawn(plain, draw)):
                     break
                 plain.constrainer.advance([(plain, [token])])
-                assert plain.allowed_tokens == guess.allowed_tokens
+                assert plain.allowed_tokens == draft.allowed_tokens
                 assert not plain.is_complete
                 taken.append(token)
             token = drawn(plain, draw)
@@ -196,44 +196,44 @@ def drawn(made: Constraint, draw: random.Random) -> int:
     return allowed[0] if draw.random() < 0.7 else draw.choice(allowed)
 
 
-def test_a_form_whose_guesses_take_long_rests(
+def test_a_form_whose_drafts_take_long_rests(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = constraint(grammars, StructuredOutputs(regex="(ab){500}"))
-    assert len(made.foresee(7)) == 7
+    assert len(made.draft(7)) == 7
     clock = itertools.chain([0.0, 0.0], itertools.repeat(3600.0))
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
-    assert len(made.foresee(7)) == 1  # it took an hour
+    assert len(made.draft(7)) == 1  # it took an hour
     monkeypatch.setattr(time, "thread_time", lambda: 0.0)
     for number in range(REST_TOKENS):
-        assert len(made.foresee(7)) == 0, number
+        assert len(made.draft(7)) == 0, number
         made.constrainer.advance([(made, [b"ab"[number % 2]])])
-    assert len(made.foresee(7)) == 7
+    assert len(made.draft(7)) == 7
 
 
-def test_guesses_that_take_long_together_are_fewer_and_no_reason_to_rest(
+def test_drafts_that_take_long_together_are_fewer_and_no_reason_to_rest(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = constraint(grammars, StructuredOutputs(regex="(ab){500}"))
-    clock = itertools.count(0.0, 0.45 * MAX_FORESIGHT_S)
+    clock = itertools.count(0.0, 0.45 * MAX_DRAFTING_S)
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
-    assert len(made.foresee(7)) == 2
+    assert len(made.draft(7)) == 2
     monkeypatch.setattr(time, "thread_time", lambda: 0.0)
-    assert len(made.foresee(7)) == 7
+    assert len(made.draft(7)) == 7
 
 
 def test_tokens_that_were_not_asked_about_are_taken_in_all_the_same(grammars: Grammars) -> None:
     made = constraint(grammars, StructuredOutputs(regex="(ab){500}"))
-    assert len(made.foresee(2)) == 2
+    assert len(made.draft(2)) == 2
     made.constrainer.advance([(made, list(b"ababa"))])
-    assert made.foresee(1)[0].token_id == ord("b")
+    assert made.draft(1)[0].token_id == ord("b")
 
 
-def test_a_token_that_may_not_come_is_an_error_though_another_was_foreseen(
+def test_a_token_that_may_not_come_is_an_error_though_another_was_drafted(
     grammars: Grammars,
 ) -> None:
     made = constraint(grammars, StructuredOutputs(regex="(ab){500}"))
-    assert [type(guess) for guess in made.foresee(2)] == [Guess] * 2
+    assert [type(draft) for draft in made.draft(2)] == [Draft] * 2
     made.constrainer.advance([(made, list(b"axb"))])
     assert made.error is not None
 
@@ -243,12 +243,12 @@ TWO = (0b11).to_bytes(1, "little")
 
 def test_trust_in_a_habit_outlives_an_exception_and_not_two() -> None:
     habits = Habits()
-    assert habits.guess(5, TWO) is None
+    assert habits.draft(5, TWO) is None
     for token, expected in ((0, 0), (0, 0), (1, 0), (1, None), (1, 1)):
         habits.learn(5, TWO, token)
-        assert habits.guess(5, TWO) == expected
-    assert habits.guess(6, TWO) is None
-    assert habits.guess(5, b"\x07") is None
+        assert habits.draft(5, TWO) == expected
+    assert habits.draft(6, TWO) is None
+    assert habits.draft(5, b"\x07") is None
 
 
 def test_a_habit_of_a_long_time_is_given_up_as_soon_as_any() -> None:
@@ -257,7 +257,7 @@ def test_a_habit_of_a_long_time_is_given_up_as_soon_as_any() -> None:
         habits.learn(5, TWO, 0)
     for expected in (0, 0, None, 1):
         habits.learn(5, TWO, 1)
-        assert habits.guess(5, TWO) == expected
+        assert habits.draft(5, TWO) == expected
 
 
 def test_where_nothing_is_to_choose_or_nearly_all_no_place_is_taken() -> None:
@@ -266,12 +266,12 @@ def test_where_nothing_is_to_choose_or_nearly_all_no_place_is_taken() -> None:
     for before in range(habits_module.MAX_PLACES):
         habits.learn(before, b"\x01", 0)
         habits.learn(before, bytes([255] * (habits_module.MAX_CHOICE // 8 + 1)), 0)
-    assert habits.guess(5, TWO) == 1
+    assert habits.draft(5, TWO) == 1
 
 
 def test_habits_forget_the_places_met_first() -> None:
     habits = Habits()
     for before in range(habits_module.MAX_PLACES + 1):
         habits.learn(before, TWO, 1)
-    assert habits.guess(0, TWO) is None
-    assert habits.guess(1, TWO) == 1
+    assert habits.draft(0, TWO) is None
+    assert habits.draft(1, TWO) == 1

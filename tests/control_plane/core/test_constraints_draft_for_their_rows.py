@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from control_plane.core.batch import RowConstraint, RowFailure, StepResult
-from control_plane.core.constraint import Guess
+from control_plane.core.constraint import Draft
 from control_plane.core.drafting import _MOST_ROWS
 from control_plane.core.request import FinishReason
 from control_plane.core.token_masks import of_both
@@ -45,10 +45,10 @@ class Form:
     def constrainer(self) -> Form:
         return self
 
-    def foresee(self, most: int) -> Sequence[Guess]:
+    def draft(self, most: int) -> Sequence[Draft]:
         self.asked.append(most)
         expected = self.song[self.place : self.place + most]
-        return [Guess(token, mask(self.place + i + 1)) for i, token in enumerate(expected)]
+        return [Draft(token, mask(self.place + i + 1)) for i, token in enumerate(expected)]
 
     def advance(self, taken: Sequence[tuple[object, Sequence[int]]]) -> None:
         for form, tokens in taken:
@@ -93,7 +93,7 @@ def test_each_draft_has_the_mask_of_its_own_place() -> None:
     ]
 
 
-def test_a_form_that_may_not_end_yet_guesses_nothing() -> None:
+def test_a_form_that_may_not_end_yet_drafts_nothing() -> None:
     desk = desk_of(depth=1)
     form = Form(SONG)
     desk.add([1], SONG, form, min_tokens=4)
@@ -174,7 +174,7 @@ def test_what_one_constraint_does_not_expect_is_left_to_the_others() -> None:
 
 
 @pytest.mark.parametrize("ends", [{}, {"stop_token_ids": (13,)}])
-def test_a_guess_that_would_end_the_text_is_no_draft(ends: dict[str, tuple[int, ...]]) -> None:
+def test_a_token_that_would_end_the_text_is_no_draft(ends: dict[str, tuple[int, ...]]) -> None:
     end = ends["stop_token_ids"][0] if ends else EOS
     song = [10, 11, 12, end, *range(14, 24)]
     desk = desk_of()
@@ -192,7 +192,7 @@ def test_a_guess_that_would_end_the_text_is_no_draft(ends: dict[str, tuple[int, 
     assert form.told == [[10]]  # what ends with the sample needs no telling
 
 
-def test_guesses_end_with_the_block_and_before_the_last_token() -> None:
+def test_drafts_end_with_the_block_and_before_the_last_token() -> None:
     desk = desk_of(block_size=4)
     form = Form(SONG)
     desk.add([1, 1], SONG[:10], form)
@@ -213,7 +213,7 @@ def test_a_constraint_that_breaks_behind_drafts_fails_its_request_and_keeps_them
     assert not desk.scheduler.has_pending_work()
 
 
-def test_a_cancelled_request_gets_nothing_of_what_was_guessed() -> None:
+def test_a_cancelled_request_gets_nothing_of_what_was_drafted() -> None:
     desk = desk_of()
     form = Form(SONG)
     desk.add([1], SONG, form)
