@@ -237,7 +237,7 @@ class Step:
         released: tuple[int, ...],
         swap_out: tuple[BlockMove, ...],
         swap_in: tuple[BlockMove, ...],
-        state_copies: tuple[StateCopy, ...] = (),
+        state_copies: tuple[StateCopy, ...],
     ) -> SchedulerOutput:
         """Return the step as it is sent: slots to forget, blocks to move, states to copy."""
         rows, num_decodes = self.rows, self.num_decode_rows

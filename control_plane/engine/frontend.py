@@ -40,11 +40,10 @@ INSPECT_PATIENCE_S = 10.0
 
 
 class EngineFrontend:
-    """Submits requests from tasks of one event loop. `clock` must be the engine loop's."""
+    """Submits requests from tasks of one event loop."""
 
-    def __init__(self, parts: EngineParts, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
-        self._clock = clock
         self._text = TextService(
             parts.tokenizer,
             parts.admission,
@@ -147,7 +146,7 @@ class EngineFrontend:
     ) -> Generation:
         """Do it; the generation takes the lease over."""
         parts = self._parts
-        arrival_time = self._clock()
+        arrival_time = time.monotonic()
         parts.gate.check()
         params.validate()
         options.validate()
@@ -169,7 +168,7 @@ class EngineFrontend:
     def _begin(self, request: Request, stream: RequestStream, lease: Lease | None) -> Generation:
         """Hand a request to the engine, unless it is at its end already."""
         generation = Generation(request, stream, abandon=self._abandon, lease=lease)
-        end = end_of_continued(request, stream, self._clock())
+        end = end_of_continued(request, stream, time.monotonic())
         if end is not None:
             stream.push(end)
         else:
@@ -188,7 +187,7 @@ class EngineFrontend:
         Texts get the end that the model's tokenizer puts behind them. To its principal a call is
         one request, however many inputs it has. Raises EngineError as `submit`.
         """
-        arrival_time = self._clock()
+        arrival_time = time.monotonic()
         with self._place() as lease:
             if lease is not None:
                 options = current_principal().scope(options)

@@ -49,15 +49,9 @@ class Backend:
     `metrics`: what `/metrics` shows; None: there is no such page. `visits`: counts the requests.
     """
 
-    def __init__(
-        self,
-        gate: Gate,
-        *,
-        metrics: MetricsPage | None = None,
-        visits: VisitMeter | None = None,
-    ) -> None:
+    def __init__(self, gate: Gate, *, visits: VisitMeter | None = None) -> None:
         self.gate = gate
-        self.metrics = metrics
+        self.metrics: MetricsPage | None = None
         self.visits = visits or VisitMeter()
         self.held = Held()
         self._engine: LoadedEngine | None = None

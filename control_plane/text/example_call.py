@@ -38,11 +38,9 @@ def tools_for(render: Callable[..., str]) -> list[Mapping[str, object]] | None:
         return None
 
 
-def calling(
-    *, arguments: Mapping[str, object] | str = ARGUMENTS, call_id: str = ID
-) -> Mapping[str, object]:
+def calling(*, call_id: str = ID) -> Mapping[str, object]:
     """Return the message in which the assistant calls."""
-    return {"role": "assistant", "content": "", "tool_calls": [_call(arguments, call_id)]}
+    return {"role": "assistant", "content": "", "tool_calls": [_call(ARGUMENTS, call_id)]}
 
 
 def calling_twice() -> Mapping[str, object]:
@@ -51,6 +49,6 @@ def calling_twice() -> Mapping[str, object]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _call(arguments: Mapping[str, object] | str, call_id: str) -> Mapping[str, object]:
+def _call(arguments: Mapping[str, object], call_id: str) -> Mapping[str, object]:
     function = {"name": NAME, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}

@@ -6,7 +6,6 @@ Needs opentelemetry-api; see `control_plane.tracing.provider` for where spans go
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -38,23 +37,12 @@ _EVENTS = {
 
 
 class SpanMaker:
-    """Makes watches that write a span, besides what others do.
+    """Makes watches that write a span, besides what others do. `model`: its name."""
 
-    `model`: its name. `clock`: that of the requests' times, monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        tracer: Tracer,
-        model: str,
-        then: WatchMaker,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, tracer: Tracer, model: str, then: WatchMaker) -> None:
         self._tracer = tracer
         self._model = model
         self._then = then
-        self._clock = clock
 
     def watch(self, request: Request) -> StreamWatch:
         """Return the watch of a request of the trace that this task works for."""
@@ -69,7 +57,7 @@ class SpanMaker:
         num_tokens: int,
     ) -> None:
         """Write the span of a request that is over; `end`: None if it was not waited for."""
-        wall_ns, now = time.time_ns(), self._clock()
+        wall_ns, now = time.time_ns(), time.monotonic()  # of this clock are a request's times
 
         def wall(at: float) -> int:
             return wall_ns + round((at - now) * 1e9)

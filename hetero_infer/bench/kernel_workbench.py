@@ -31,9 +31,9 @@ MAX_ENTRIES: Final = 1 << 12
 class Workbench:
     """Everything operations of a benchmark point into; must outlive the team's threads."""
 
-    def __init__(self, team: ThreadTeam, seed: int = 0) -> None:
+    def __init__(self, team: ThreadTeam) -> None:
         self.team = team
-        self.random = np.random.default_rng(seed)
+        self.random = np.random.default_rng(0)
         self._data: list[Array] = []
         self._words: list[Array] = []
 
