@@ -154,16 +154,24 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("structure", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_structure_is_refused_or_costs_little(grammars, structure):
-    """That the process lives, and the test ends, is what is tested."""
-    with contextlib.suppress(ValidationError):
-        (one,) = constraints(grammars, structure)
+HARMLESS = {
+    "a chain of rules", "a chain of terminals", "a chain of references", "references that double",
+    "ambiguity", "a long array",
+}  # fmt: skip
+"""Long ones that are little work: they are not refused for their looks."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_structure_is_refused_or_costs_little(grammars, name):
+    """That the process lives, and the test ends, is what is tested of those that do harm."""
+    with contextlib.nullcontext() if name in HARMLESS else contextlib.suppress(ValidationError):
+        (one,) = constraints(grammars, HOSTILE[name])
         for _ in range(40):
             if one.is_complete or one.error is not None:
                 break
             token = next(i for i in range(256) if one.allowed_tokens[i // 8] >> i % 8 & 1)
             one.constrainer.advance([(one, [token])])
+        assert one.error is None or name not in HARMLESS
 
 
 TOO_LARGE = {
