@@ -95,6 +95,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         self.last_step = 0
         self.kept: dict[int, compute_pb2.ExecutionOutput] = {}
         self.num_resumes = 0
+        self.streams: list[grpc.ServicerContext] = []
         self.slots: dict[int, Slot] = {}
         self.pool: dict[int, list[int | None]] = {}
         self.host: dict[int, list[int | None]] = {}
@@ -113,6 +114,10 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         self.may_run.set()
         self.batches.clear()
         self.steps_seen = threading.Semaphore(0)
+
+    def break_stream(self) -> None:
+        """Break the stream that was opened last; the session lives."""
+        self.streams[-1].cancel()
 
     def kill(self) -> None:
         self.stands_after = None
@@ -194,6 +199,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         )
 
     def Execute(self, request_iterator, context):
+        self.streams.append(context)
         for batch in request_iterator:
             self.batches.append(batch)
             self.steps_seen.release()

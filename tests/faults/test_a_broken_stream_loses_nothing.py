@@ -44,8 +44,8 @@ class World:
 
     def send(self) -> int:
         """Fill the pipeline without waiting; the last step sent."""
-        self.driver.loop._send_batches()
-        return self.driver.client._session.unanswered[-1].step_id
+        self.driver.send()
+        return self.driver.client.under_way[-1].step_id
 
     def wait_until_run(self, step: int) -> None:
         """Wait until the plane has run a step; asks it directly."""
@@ -135,11 +135,15 @@ def test_a_reply_cut_in_two_is_repeated_and_its_batch_not_run_again(undisturbed,
 def test_a_batch_cut_off_while_it_runs_is_answered_on_the_next_stream(undisturbed):
     with world() as cut:
         cut.begin()
-        cut.driver.loop._receive()  # what is in flight; its next step is not sent yet
-        while cut.executor.entered.acquire(blocking=False):
-            pass
-        cut.executor.gate.clear()
-        cut.send()
+
+        def close_gate() -> None:
+            while cut.executor.entered.acquire(blocking=False):
+                pass
+            cut.executor.gate.clear()
+
+        cut.driver.client.on_result = close_gate  # what is in flight; its next step is not sent yet
+        cut.driver.loop.turn()
+        cut.driver.client.on_result = None
         assert cut.executor.entered.acquire(timeout=TIMEOUT_S)
         cut.proxy.cut()
         resumed = cut.driver.client.receive(0.1)  # there is no answer yet

@@ -39,18 +39,22 @@ class World:
 
     def stall(self) -> int:
         """Hold the device thread in a step, another one waiting, until the step is overdue."""
-        self.loop._receive()
+        link = self.driver.client
+        link.on_result = self.close_gate
+        self.loop.turn()
+        link.on_result = None
+        assert self.executor.entered.acquire(timeout=TIMEOUT_S)
+        self.driver.send()
+        step = link.under_way[0].step_id
+        self.now_s += link.waits_s
+        self.loop.step()
+        return step
+
+    def close_gate(self) -> None:
+        """Hold the device thread in the next step; none is under way."""
         while self.executor.entered.acquire(blocking=False):
             pass
         self.executor.gate.clear()
-        self.loop._send_batches()
-        assert self.executor.entered.acquire(timeout=TIMEOUT_S)
-        step = self.driver.client._session.unanswered[0].step_id
-        remaining_s = self.loop._patience_s()
-        assert remaining_s is not None
-        self.now_s += remaining_s
-        self.loop._receive()
-        return step
 
     def finish(self) -> list[str]:
         self.driver.run()
@@ -106,9 +110,8 @@ def test_health_goes_with_the_stall_and_comes_back_with_progress_not_with_the_se
         held.begin()
         held.stall()
         assert held.driver.links == [True, False]
-        held.loop._send_batches()  # opens the next session; the device thread is still held
+        held.driver.send()  # opens the next session; the device thread is still held
         assert held.plane.describe().current_session == 2
-        held.loop._finish_turn()
         assert held.driver.links == [True, False]
         held.executor.gate.set()
         assert held.finish() == undisturbed
@@ -121,9 +124,7 @@ def test_a_stalled_plane_of_which_nobody_wants_anything_is_well():
         held.stall()
         for request_id in held.ids:
             held.loop.inbox.cancel(request_id)
-        held.loop._apply_commands()
-        held.loop._send_batches()
-        held.loop._finish_turn()
+        held.driver.send()
         assert held.driver.links == [True, False, True]
         ends = [held.driver.ends[request_id].finish_reason for request_id in held.ids]
         assert ends == [FinishReason.CANCELLED] * len(PROMPTS)
@@ -133,7 +134,7 @@ def test_what_waited_behind_the_stall_is_not_run_in_the_next_session(undisturbed
     with world() as held:
         held.begin()
         held.stall()
-        held.loop._send_batches()
+        held.driver.send()
         num_begun = len(held.executor.batches)
         held.executor.gate.set()
         assert held.finish() == undisturbed

@@ -74,10 +74,10 @@ def test_what_batches_sampled_is_heard_once_though_the_stream_broke(way: Way, de
         cut.executor.gate.clear()
         cut.proxy.hold(way)
         cut.send()
-        assert len(cut.driver.client._session.unanswered) == depth
+        assert len(cut.driver.client.under_way) == depth
         if way is Way.DOWN:
             cut.executor.gate.set()
-            cut.wait_until_run(cut.driver.client._session.unanswered[-1].step_id)
+            cut.wait_until_run(cut.driver.client.under_way[-1].step_id)
         cut.proxy.cut()
         cut.executor.gate.set()
         broken.check(cut, undisturbed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.generation_params import GenerationParams
@@ -10,13 +11,52 @@ from control_plane.core.request import Request
 from control_plane.engine.bring_up import connect, make_loop
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.loop import LoopOptions
+from control_plane.errors import LinkError
+
+
+class WatchedLink(ComputeClient):
+    """The link; a test sees what is under way on it, and decides when something comes or breaks.
+
+    `is_deaf`: results stay where they are. `on_result`: called with each, before the loop has it.
+    `waits_s`: what the loop had patience for when it last listened.
+    """
+
+    def __init__(self, address):
+        super().__init__(address, controller="test")
+        self.under_way = deque()
+        self.is_deaf, self.on_result, self.waits_s = False, None, None
+        self._loss = None
+
+    def lose(self):
+        """Be lost when the loop listens next."""
+        self._loss = LinkError("lost")
+
+    def send(self, batch):
+        super().send(batch)
+        self.under_way.append(batch)
+
+    def receive(self, timeout_s):
+        self.waits_s = timeout_s
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            raise loss
+        result = None if self.is_deaf else super().receive(timeout_s)
+        if result is not None:
+            self.under_way.popleft()
+            if self.on_result is not None:
+                self.on_result()
+        return result
+
+    def close(self):
+        super().close()
+        self.under_way.clear()
 
 
 class Driver:
     """A loop on the caller's thread, and what it published: the tokens of each sample."""
 
     def __init__(self, address, *, limits=None, clock=None, factories=None, **options):
-        self.client = ComputeClient(address, controller="test")
+        self.client = WatchedLink(address)
         self.connected = connect(self.client, limits or SchedulingLimits(), stop=threading.Event())
         self.tokens, self.ends, self.links, self.news = {}, {}, [], []
         self.samples, self.reasons = {}, {}
@@ -62,6 +102,25 @@ class Driver:
             )
         )
         return self.next_id
+
+    def send(self):
+        """Run a turn in which no result comes: what can be sent is."""
+        self.client.is_deaf = True
+        self.loop.step()
+        self.client.is_deaf = False
+
+    def lose_link(self):
+        """Run a turn in which the link is lost."""
+        self.client.lose()
+        self.loop.step()
+
+    def forget(self, request_id):
+        """Forget all that was published of a request, and the order of the news."""
+        self.news.clear()
+        del self.tokens[request_id], self.ends[request_id]
+        for table in (self.samples, self.reasons):
+            for key in [key for key in table if key[0] == request_id]:
+                del table[key]
 
     def run(self):
         self.run_until(lambda: not self.loop.has_pending_work)

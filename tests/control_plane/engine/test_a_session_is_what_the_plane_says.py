@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from control_plane.engine import compute_session
-from control_plane.errors import FencedError, LinkError, PlaneMismatchError
+from control_plane.errors import FencedError, PlaneMismatchError
 from protos.hetero.compute.v1 import compute_pb2
 
 
@@ -50,10 +50,9 @@ def test_an_answer_that_is_not_to_the_next_batch_is_not_taken(drive, fake_plane,
     assert driver.links == [True, False, True]
 
 
-@pytest.mark.usefixtures("fake_plane")
 @pytest.mark.parametrize("wrong", [{"last_step": 0}, {"last_step": 99}, {"session": 7}], ids=str)
 def test_a_session_that_is_resumed_elsewhere_than_it_broke_is_lost(
-    drive, expected, monkeypatch, wrong
+    drive, fake_plane, expected, monkeypatch, wrong
 ):
     driver = drive()
     request_id = driver.submit("abc", 20)
@@ -67,15 +66,14 @@ def test_a_session_that_is_resumed_elsewhere_than_it_broke_is_lost(
         return response
 
     change_open(driver, monkeypatch, answer)
-    driver.client._session.stream.call.cancel()
+    fake_plane.break_stream()
     driver.run()
     assert driver.text(request_id) == expected("abc", 20)
     assert driver.links == [True, False, True]
 
 
-@pytest.mark.usefixtures("fake_plane")
 def test_a_session_that_cannot_be_resumed_in_time_is_lost_before_its_step_is_overdue(
-    drive, expected, monkeypatch
+    drive, fake_plane, expected, monkeypatch
 ):
     driver = drive()
     request_id = driver.submit("abc", 20)
@@ -92,7 +90,7 @@ def test_a_session_that_cannot_be_resumed_in_time_is_lost_before_its_step_is_ove
         raise grpc.RpcError("nobody answers")
 
     change_open(driver, monkeypatch, answer)
-    driver.client._session.stream.call.cancel()
+    fake_plane.break_stream()
     driver.run()
     assert driver.text(request_id) == expected("abc", 20)
     assert driver.links == [True, False, True]
@@ -105,7 +103,7 @@ def test_a_plane_replaced_while_it_was_opened_is_looked_at_once_more(
     driver = drive()
     driver.submit("abc", 20)
     driver.loop.step()
-    driver.loop._lose_link(LinkError("lost"))
+    driver.lose_link()
 
     def answer(request, ask):
         monkeypatch.undo()
@@ -139,7 +137,7 @@ def test_a_session_that_was_asked_for_and_that_somebody_else_got_is_not_taken_ov
     driver = drive()
     driver.submit("abc", 20)
     driver.loop.step()
-    driver.loop._lose_link(LinkError("lost"))
+    driver.lose_link()
     asked = []
 
     def answer(request, ask):

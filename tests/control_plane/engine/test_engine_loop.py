@@ -15,7 +15,6 @@ from control_plane.engine.compute_session import MAX_RESUMES_WITHOUT_REPLY
 from control_plane.errors import (
     ComputeUnavailableError,
     FencedError,
-    LinkError,
     PlaneMismatchError,
     QueueFullError,
     RequestFailedError,
@@ -42,9 +41,8 @@ def test_two_batches_are_under_way_when_pipelined_and_one_when_not(drive, fake_p
         driver = drive(pipeline_depth=depth)
         fake_plane.may_run.clear()
         driver.submit("abc", 4)
-        driver.loop._apply_commands()
-        driver.loop._send_batches()
-        assert len(driver.loop._sent) == depth
+        driver.send()
+        assert len(driver.client.under_way) == depth
         fake_plane.may_run.set()
         driver.run()
         driver.loop.close()
@@ -54,10 +52,22 @@ def test_a_third_batch_is_under_way_where_the_device_runs_dry(drive, fake_plane,
     fake_plane.max_batches_in_flight = 3
     driver = drive(pipeline_depth=3)
     request_id = driver.submit("abc", 40)
-    driver.loop.step()
-    driver.loop._sent._note_idle(is_dry=True)  # as if the plane had said that it waited
-    driver.loop._send_batches()
-    assert len(driver.loop._sent) == 3
+    for _ in range(3):
+        driver.loop.step()
+    driver.send()
+    assert len(driver.client.under_way) == 2
+    run = fake_plane.run
+
+    def run_late(batch):
+        output = run(batch)
+        output.timings.idle_us = output.timings.execute_us = 100
+        return output
+
+    fake_plane.run = run_late
+    for _ in range(3):
+        driver.loop.step()
+    driver.send()
+    assert len(driver.client.under_way) == 3
     driver.run()
     assert driver.text(request_id) == expected("abc", 40, 0)
 
@@ -95,7 +105,7 @@ def test_a_broken_stream_to_a_living_plane_is_mended_and_the_loop_hears_nothing(
     driver = drive()
     request_id = driver.submit("abc", 20)
     driver.run_until(lambda: len(driver.tokens.get(request_id, ())) >= 3)
-    driver.client._session.stream.call.cancel()
+    fake_plane.break_stream()
     driver.run()
     assert driver.text(request_id) == expected("abc", 20)
     assert (fake_plane.num_resumes, fake_plane.take_overs, driver.links) == (1, [False], [True])
@@ -108,7 +118,7 @@ def test_a_stream_that_breaks_often_is_mended_as_long_as_replies_come_in_between
     request_id = driver.submit("abc", 4 * breaks)
     for number in range(breaks):
         driver.run_until(lambda n=number: len(driver.tokens.get(request_id, ())) >= 2 * n + 2)
-        driver.client._session.stream.call.cancel()
+        fake_plane.break_stream()
         driver.run_until(lambda n=number: fake_plane.num_resumes > n)
     driver.run()
     assert driver.text(request_id) == expected("abc", 4 * breaks)
@@ -177,7 +187,7 @@ def test_a_session_whose_opening_was_not_heard_of_is_not_taken_for_somebody_else
     request_id = driver.submit("hello", 40)
     driver.run_until(lambda: len(driver.tokens.get(request_id, ())) > 3)
     fake_plane.loses_answer_to_open = True
-    driver.loop._lose_link(LinkError("lost"))
+    driver.lose_link()
     driver.run()
     assert driver.text(request_id) == expected("hello", 40)
     assert fake_plane.session == 3
@@ -290,13 +300,13 @@ def test_a_step_that_never_ends_is_a_lost_link(drive, fake_plane, expected):
     driver = drive(clock=lambda: now[0])
     request_id = driver.submit("abc", 6)
     fake_plane.may_run.clear()
-    driver.loop._apply_commands()
-    driver.loop._send_batches()
+    driver.send()
     now[0] = 1000.0
-    driver.loop._receive()
+    driver.loop.step()
     assert driver.links == [True, False]
-    driver.loop._send_batches()  # it is open again, and not well before it has answered
-    driver.loop._lose_link(LinkError("again"))
+    driver.send()  # it is open again, and not well before it has answered
+    assert (driver.links, len(driver.client.under_way)) == ([True, False], 2)
+    driver.lose_link()
     assert driver.links == [True, False, False]  # what it holds may go elsewhere now
     fake_plane.may_run.set()
     driver.run()

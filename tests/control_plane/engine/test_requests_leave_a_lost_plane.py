@@ -70,11 +70,10 @@ def test_a_request_that_comes_back_goes_on_where_it_was(lost, fake_plane, expect
 def test_losses_of_requests_that_have_left_are_not_held_against_those_that_come(drive, fake_plane):
     driver, left = drive(), []
     driver.run_until(lambda: driver.links == [True])
-    fake_plane.may_run.clear()
     for _ in range(MAX_LOSSES_WITHOUT_PROGRESS + 1):
+        fake_plane.may_run.clear()  # no result in between, which would be progress
         driver.submit("innocent", 20)
-        driver.loop._apply_commands()
-        driver.loop._send_batches()
+        driver.send()
         fake_plane.kill()
         driver.run_until(lambda: not driver.links[-1])
         driver.loop.inbox.withdraw(lambda _: True, left.extend)
