@@ -16,7 +16,7 @@ from control_plane.apart import run_apart
 from control_plane.http.backend import Backend
 from control_plane.http.body_size import check_elements
 from control_plane.http.errors import HttpRefusal, describe_problems
-from control_plane.http.fields import Wire
+from control_plane.http.wire import Wire
 from control_plane.text.bounds import MAX_INLINE_BYTES
 
 BODY_PATIENCE_S = 60.0

@@ -22,13 +22,10 @@ from control_plane.http.fields import (
     SamplingFields,
     StreamFields,
     TemplateKwargs,
-    Wire,
-    one_of,
-    text_or_list,
-    wrong,
 )
 from control_plane.http.response_format import ResponseFormat, structure_of
 from control_plane.http.tool_choice import Choice, NamedTool, choice_of
+from control_plane.http.wire import Wire, one_of, text_or_list, wrong
 from control_plane.text.answers.tool_choice import ToolChoice
 from control_plane.text.bounds import (
     MAX_JSON_BYTES,

@@ -13,12 +13,11 @@ from control_plane.http.fields import (
     Samples,
     SamplingFields,
     StreamFields,
-    one_of,
-    wrong,
 )
 from control_plane.http.logprobs import CompletionLogprobs
 from control_plane.http.prompt_schema import KINDS, Text, TokenIds, all_of, kind_of_prompt
 from control_plane.http.usage import CompletionUsage
+from control_plane.http.wire import one_of, wrong
 from planes.default_int import DefaultInt
 
 MAX_PROMPTS = 256

@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field, Tag
 from control_plane.core.embedding_params import MAX_INPUTS, EmbeddingParams
 from control_plane.core.request_options import MAX_PRIORITY, MAX_SALT_BYTES, RequestOptions
 from control_plane.engine.embedding import MAX_TOKENS
-from control_plane.http.fields import Wire, one_of
 from control_plane.http.prompt_schema import KINDS, Text, TokenIds, all_of, kind_of_prompt
+from control_plane.http.wire import Wire, one_of
 
 Input: TypeAlias = Annotated[
     Annotated[Text, Tag("~text")]

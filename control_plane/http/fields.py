@@ -6,21 +6,18 @@ them and a mistake is named as the caller spelled it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
-    Discriminator,
     Field,
     JsonValue,
     Tag,
     model_validator,
 )
 from pydantic.config import JsonDict
-from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic_core import PydanticCustomError
 
 from control_plane.core.generation_params import (
     MAX_LOGIT_BIAS,
@@ -43,15 +40,12 @@ from control_plane.core.structured_outputs import (
     MAX_REGEX_CHARACTERS,
     StructuredOutputs,
 )
-from control_plane.http.errors import PARAM
+from control_plane.http.wire import OnlyFalse, OnlyTrue, Wire, one_of, text_or_list, wrong
 from control_plane.text.bounds import MAX_JSON_BYTES
 from control_plane.text.template_kwargs import MAX_DEPTH, MAX_VARIABLES
 
 MAX_TOKEN_ID: Final = 2**32 - 1
 MAX_TOKENS: Final = 2**31 - 1
-
-MAX_FIELDS: Final = 128
-"""Of one object; no schema has half as many."""
 
 MAX_METADATA: Final = 16
 MAX_METADATA_KEY: Final = 64
@@ -73,82 +67,6 @@ Conversation: TypeAlias = tuple[
     list[dict[str, object]], list[dict[str, object]], Mapping[str, object] | None
 ]
 """Messages, tools and variables of the chat template, as values."""
-
-
-class Wire(BaseModel):
-    """An object as callers send it: no unknown field, no text for a number; null means unset.
-
-    A field that is not known may be null, too: messages that OpenAI's packages hand back have
-    fields that this server never had a value for, and later versions have more. The schema says so.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        json_schema_extra={"additionalProperties": {"type": "null"}, "maxProperties": MAX_FIELDS},
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, given: Any) -> Any:  # noqa: ANN401 - parsed JSON
-        """OpenAI's own clients send null for what was not said, whatever the field.
-
-        Fields are counted first: a mistake may have a million, and each would be told apart.
-        """
-        if isinstance(given, dict):
-            if len(given) > MAX_FIELDS:
-                message = f"an object has at most {MAX_FIELDS} fields, got {len(given)}"
-                raise PydanticCustomError("wrong", "{message}", {"message": message})
-            return {name: value for name, value in given.items() if value is not None}
-        return given
-
-    max_tokens_of_body: ClassVar[int] = 0
-    """Tokens that a body may have where that is more than one prompt of the model may."""
-
-    def prepare(self) -> None:
-        """Do now what takes long for a long body: this is its thread, and not the event loop."""
-
-    def forget(self) -> None:
-        """Let go of what may be large, once a prompt is made of it: the answer may take long."""
-
-
-def one_of(choose: Callable[[Any], str], expected: str) -> Discriminator:
-    """Tell the members of a union apart by what is given, so that one of them says what is wrong.
-
-    Tags begin with `~`: `field_path` leaves them out. `expected`: said where `choose` finds none.
-    """
-    return Discriminator(
-        choose,
-        custom_error_type="wrong_kind",
-        custom_error_message=f"Input should be {expected}",
-    )
-
-
-def _no_number(given: Any) -> Any:  # noqa: ANN401 - parsed JSON
-    if not isinstance(given, bool):
-        raise PydanticKnownError("bool_type")
-    return given
-
-
-OnlyFalse: TypeAlias = Annotated[Literal[False], BeforeValidator(_no_number)]
-OnlyTrue: TypeAlias = Annotated[Literal[True], BeforeValidator(_no_number)]
-"""A literal alone would take 0 and 0.0, which equal it."""
-
-
-def wrong(name: str, message: str) -> PydanticCustomError:
-    """Return what a model raises for fields that do not go together, or its own check of one.
-
-    `name`: the field that the answer names as `param`, below the model's own place.
-    """
-    return PydanticCustomError("wrong", "{message}", {"message": message, PARAM: name})
-
-
-def text_or_list(given: object) -> str:
-    """Tell text and list apart for `one_of`; the tags are `~text` and `~list`."""
-    if isinstance(given, str):
-        return "~text"
-    return "~list" if isinstance(given, list) else ""
 
 
 StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]

@@ -10,7 +10,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, JsonValue, Tag
 
 from control_plane.core.structured_outputs import StructuredOutputs
-from control_plane.http.fields import REGEX_LENGTHS, Wire, one_of, wrong
+from control_plane.http.fields import REGEX_LENGTHS
+from control_plane.http.wire import Wire, one_of, wrong
 
 NAME: Final = "response_format"
 NAME_IN_RESPONSES: Final = "text.format"

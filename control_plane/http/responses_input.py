@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, JsonValue, Tag
 
 from control_plane.http.chat_schema import FunctionCall, content_text, plain_call
-from control_plane.http.fields import Wire, one_of, text_or_list, wrong
+from control_plane.http.wire import Wire, one_of, text_or_list, wrong
 from control_plane.text.bounds import MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS
 from planes.errors import ValidationError
 

@@ -14,12 +14,9 @@ from control_plane.http.fields import (
     MAX_TOKENS,
     Conversation,
     HarmlessFields,
-    OnlyFalse,
     SamplingFields,
     StreamFields,
     TemplateKwargs,
-    Wire,
-    wrong,
 )
 from control_plane.http.json_text import Spelled, SpelledList
 from control_plane.http.response_format import (
@@ -30,6 +27,7 @@ from control_plane.http.response_format import (
 )
 from control_plane.http.responses_input import Input, plain_input
 from control_plane.http.tool_choice import ChoiceOfResponse, choice_of
+from control_plane.http.wire import OnlyFalse, Wire, wrong
 from control_plane.text.answers.tool_choice import ToolChoice
 from control_plane.text.conversation import MAX_TOOLS
 from control_plane.text.reasoning_effort import ReasoningEffort

@@ -8,7 +8,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, Field, model_validator
 
 from control_plane.http.chat_schema import Messages, Tool, plain_messages, plain_tools
-from control_plane.http.fields import Conversation, TemplateKwargs, TokenId, Wire, wrong
+from control_plane.http.fields import Conversation, TemplateKwargs, TokenId
+from control_plane.http.wire import Wire, wrong
 from control_plane.text.conversation import MAX_TOOLS
 
 

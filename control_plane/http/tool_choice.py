@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, Tag
 
-from control_plane.http.fields import Wire, one_of
+from control_plane.http.wire import Wire, one_of
 from control_plane.text.answers.tool_choice import ToolChoice
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS, MAX_TOOLS
 
