@@ -7,6 +7,7 @@ architectures     whole steps of tiny models, beside the CPU executor and in tur
 architecture_shapes  which models these are
 expected_logits   what the CPU executor says of them, made ahead
 drawn_models      models of drawn weights in memory
+k_blocks          rows rounded to K-quants
 teacher_steps     steps through fixed texts, and the logits they give
 model_kernels     which kernels a model runs on
 decode_bandwidth  decode attention beside a device copy

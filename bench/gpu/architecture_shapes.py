@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from compute_plane.model import layout
 from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.gemma4 import turning_divisors
 from compute_plane.model.heads import Heads
@@ -126,6 +127,18 @@ SHAPES: Final = (
         # Of 128 inputs scales are kept for all of them, of 160 for 32.
         _of("Qwen3 in float8", "qwen3moe", hidden_size=128, mixture=Mixture(7, 3)),
         {"_proj": TensorFormat.FP8},
+    ),
+    Architecture(
+        _of("Q4_K_M", "llama", num_heads=4, hidden_size=256, intermediate_size=512),
+        {
+            "v_proj": TensorFormat.Q6_K, "down_proj": TensorFormat.Q6_K,
+            layout.EMBEDDING: TensorFormat.Q6_K, "": TensorFormat.Q4_K,
+        },
+    ),
+    Architecture(
+        _of("experts in Q5_K", "qwen3moe", num_heads=4, hidden_size=256, intermediate_size=256,
+            mixture=Mixture(7, 3)),
+        {"_proj": TensorFormat.Q5_K},
     ),
     Architecture(
         _of(

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType as GgmlType
 
+from bench.gpu.k_blocks import ENCODERS, k_blocks
 from compute_plane.model import delta_net_layout, expert_layout, layout
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.group_blocks import BLOCK, block_type
@@ -110,5 +111,8 @@ def _stored(name: str, values: Float32Array, formats: Mapping[str, TensorFormat]
         group = FLOAT8_GROUP if rows.shape[1] % FLOAT8_GROUP == 0 else BLOCK
         blocks = float8_rows(rows, group)
         return RawTensor(name, name, NOWHERE, kind, values.shape, blocks, scale_group=group)
+    if kind.label in ENCODERS:
+        blocks = k_blocks(kind.label, rows)
+        return RawTensor(name, name, NOWHERE, kind, values.shape, blocks)
     stored = gguf.quants.quantize(rows, GgmlType[kind.label]).view(np.uint8)
     return RawTensor(name, name, NOWHERE, kind, values.shape, stored)

@@ -66,11 +66,13 @@ MEASURED = {
     "Q4_1": "bfloat16",
     "MXFP4": "bfloat16",
     "FP8_G128": "bfloat16",
+    "Q4_K": "bfloat16",
+    "Q6_K": "bfloat16",
     "Q4_0_G128": "float16",
     "Q4_Z_G128": "float16",
 }
 """Formats, each with the dtype of most models that have it: GGUF's, gpt-oss's, those of Qwen3 and
-DeepSeek in float8; GPTQ's, AWQ's."""
+DeepSeek in float8, Q4_K_M's; GPTQ's, AWQ's."""
 SHAPES = (
     *(
         MatmulShape(num_rows, num_inputs, num_outputs, weights, dtype)
@@ -190,6 +192,15 @@ def draw_packed(label: str, num_outputs: int, num_inputs: int, device: object) -
     size = (num_panels, fmt.panel_bytes(num_inputs))
     packed = torch.randint(0, 256, size, dtype=torch.uint8, device=device)
     spans = packed[:, fmt.scales_at(num_inputs) :][:, : num_spans * fmt.span_bytes]
+    if fmt.shares:
+        spans &= 63  # whole scales, of bytes near the middle if they are signed
+        spans += 96 if fmt.runs == 2 else 0
+        units = packed[:, fmt.scales_at(num_inputs) :][:, num_spans * fmt.span_bytes :]
+        units = units[:, : num_inputs // fmt.unit * fmt.shared_bytes]
+        typical = 16 * 2.0 ** (fmt.bits - 2) * math.sqrt(num_inputs)
+        halves = (num_panels, units.shape[1] // 2)
+        units.copy_((torch.randn(halves, device=device) / typical).half().view(torch.uint8))
+        return packed.view(-1)
     spans = spans.unflatten(1, (num_spans, fmt.span_bytes))
     if fmt.scale == "float32":
         packed -= ((packed & 127) == 127).to(torch.uint8)

@@ -312,6 +312,8 @@ def variants(*, every: bool) -> list[QuantizedMatmulVariant]:
         QuantizedMatmulVariant("Q4_1", "float16", 32),
         QuantizedMatmulVariant("Q4_Z_G128", "float16", 8),
         QuantizedMatmulVariant("FP8_G128", "bfloat16", 8),
+        QuantizedMatmulVariant("Q4_K", "bfloat16", 8),
+        QuantizedMatmulVariant("Q6_K", "float16", 16),
         QuantizedMatmulVariant("Q4_0", "bfloat16", 8, gates=True, activation="gelu"),
         QuantizedMatmulVariant(
             "Q4_1",

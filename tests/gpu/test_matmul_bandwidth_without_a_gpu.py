@@ -9,9 +9,18 @@ import pytest
 import torch
 
 from bench.gpu import matmul_bandwidth
-from bench.gpu.matmul_bandwidth import MEASURED, SHAPES, MatmulShape, as_graph, measure_matmul
+from bench.gpu.matmul_bandwidth import (
+    MEASURED,
+    SHAPES,
+    MatmulShape,
+    as_graph,
+    draw_packed,
+    measure_matmul,
+)
 from bench.gpu.matmul_rivals import torch_int4, torch_int8, torch_matmul
 from kernels.cuda.quantized_formats import FORMATS
+from kernels.cuda.quantized_layout import unpack_matrix
+from kernels.reference.quantized_matmul import dequantized
 from tests.simt import launch
 
 SHAPE = MatmulShape(3, 64, 40, "Q4_1")
@@ -140,7 +149,7 @@ def test_what_most_models_have_is_measured_at_every_matrix_of_one_and_few_output
     assert {(shape.weights, shape.dtype) for shape in SHAPES} == set(MEASURED.items())
     assert set(MEASURED) < set(FORMATS)
     assert {FORMATS[label].kind for label in MEASURED} == {
-        "Q8_0", "Q4_0", "Q4_1", "Q4_Z", "MXFP4", "FP8"
+        "Q8_0", "Q4_0", "Q4_1", "Q4_Z", "MXFP4", "FP8", "Q4_K", "Q6_K"
     }  # fmt: skip
     assert len(most) == len(MEASURED) * 12
     assert {shape.num_rows for shape in most} == {1, 8, 32}
@@ -151,3 +160,13 @@ def test_what_most_models_have_is_measured_at_every_matrix_of_one_and_few_output
         (4096, 4096), (4096, 14336), (14336, 4096), (4096, 128256),
     }  # fmt: skip
     assert {shape.variant.columns for shape in SHAPES} == {8, 32}
+
+
+@pytest.mark.parametrize("label", MEASURED)
+def test_drawn_matrices_have_products_of_a_usual_size(label):
+    packed = draw_packed(label, 40, 512, torch.device("cpu")).numpy()
+
+    weights = np.empty((40, 512), np.float32)
+    dequantized(*unpack_matrix(label, packed, 40, 512).operands, weights)
+    size = float(np.sqrt(np.square(weights, dtype=np.float64).sum(axis=1).mean()))
+    assert 0.3 < size < 8

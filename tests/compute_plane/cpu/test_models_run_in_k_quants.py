@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
+from bench.gpu.k_blocks import k_blocks
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.executor.tiny_llama import (
     KERNEL_HEAD_DIM,
@@ -18,7 +19,6 @@ from tests.compute_plane.executor.tiny_llama import (
     tiny_spec,
 )
 from tests.compute_plane.executor.tiny_weights import tiny_weights
-from tests.compute_plane.model.k_blocks import k_blocks
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 SPEC = replace(

@@ -11,6 +11,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType as GgmlType
 
 from bench.gpu.drawn_models import FLOAT8_GROUP, float8_rows
+from bench.gpu.k_blocks import ENCODERS, k_blocks
 from compute_plane.model import (
     delta_net_layout,
     layout,
@@ -25,7 +26,6 @@ from compute_plane.model.quantize import convert_rows
 from compute_plane.model.recurrence_layout import CONVOLUTIONS
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat
-from tests.compute_plane.model.k_blocks import ENCODERS, k_blocks
 from tests.compute_plane.model.llama_weights import LlamaWeights, layer_fields
 
 
