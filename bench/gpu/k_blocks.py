@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +71,8 @@ def _q6_k(values: npt.NDArray[np.float64]) -> UInt8Array:
 def _twos(q: UInt8Array) -> UInt8Array:
     """Return quants of two bits, [blocks, 256], as Q2_K and Q3_K pack them."""
     turns = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    return np.bitwise_or.reduce(q.reshape(-1, 2, 4, 32) << turns, axis=2).reshape(-1, 64)
+    packed: UInt8Array = np.bitwise_or.reduce(q.reshape(-1, 2, 4, 32) << turns, axis=2)
+    return packed.reshape(-1, 64)
 
 
 def _q2_k(values: npt.NDArray[np.float64]) -> UInt8Array:
@@ -101,7 +104,8 @@ def _q3_k(values: npt.NDArray[np.float64]) -> UInt8Array:
 def _codes(scaled: npt.NDArray[np.float64]) -> UInt8Array:
     """Return the nibbles of the nearest codes, [groups, 16], of numbers [groups, 32]."""
     q = np.abs(scaled[..., None] - CODES.astype(np.float64)).argmin(axis=-1).astype(np.uint8)
-    return q[:, :16] | q[:, 16:] << 4
+    nibbles: UInt8Array = q[:, :16] | q[:, 16:] << 4
+    return nibbles
 
 
 def _iq4_nl(values: npt.NDArray[np.float64]) -> UInt8Array:
@@ -123,7 +127,7 @@ def _iq4_xs(values: npt.NDArray[np.float64]) -> UInt8Array:
     return np.concatenate([stored_d, upper, low, nibbles], axis=1)
 
 
-ENCODERS = {
+ENCODERS: Final[Mapping[str, Callable[[npt.NDArray[np.float64]], UInt8Array]]] = {
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": partial(_with_minima, bits=4),

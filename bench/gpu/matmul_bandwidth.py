@@ -198,8 +198,8 @@ def draw_packed(label: str, num_outputs: int, num_inputs: int, device: object) -
         units = packed[:, fmt.scales_at(num_inputs) :][:, num_spans * fmt.span_bytes :]
         units = units[:, : num_inputs // fmt.unit * fmt.shared_bytes]
         typical = 16 * 2.0 ** (fmt.bits - 2) * math.sqrt(num_inputs)
-        halves = (num_panels, units.shape[1] // 2)
-        units.copy_((torch.randn(halves, device=device) / typical).half().view(torch.uint8))
+        shared = torch.randn((num_panels, units.shape[1] // 2), device=device) / typical
+        units.copy_(shared.half().view(torch.uint8))
         return packed.view(-1)
     spans = spans.unflatten(1, (num_spans, fmt.span_bytes))
     if fmt.scale == "float32":
