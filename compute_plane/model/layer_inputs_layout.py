@@ -10,7 +10,12 @@ L layers, P: `ModelSpec.layer_input_size`.
     model.layers.N.per_layer_projection.weight           blk.N.proj.weight           [hidden, P]
     model.layers.N.post_per_layer_input_norm.weight      blk.N.post_norm.weight      [hidden]
 
-What is computed: `kernels.reference.layer_inputs`.
+What is computed, with norm(x) = rms_norm(x) times its weights, of a token and layer l:
+
+    inputs_l = (norm(projection · embedding, part l) + √P · second embedding, part l) / √2
+    hidden  += norm(output · (gelu(gate · hidden) · inputs_l))          behind the layer's MLP
+
+Source: `Gemma4TextModel` and `Gemma4TextDecoderLayer` in transformers ("per-layer embeddings").
 """
 
 from __future__ import annotations

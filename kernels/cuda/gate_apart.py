@@ -7,8 +7,8 @@ each of L layers:
     gates, row t   │ 0 … P-1 │
     ups, row t     │ layer 0 │ layer 1 │ … │ layer L-1 │      first: l · P, stride: L · P
 
-The grid is (T tokens, pieces of a row); a thread makes one vector of 16 bytes. Specification:
-`kernels.reference.layer_inputs.gate_inputs`, and the gates of `kernels.reference.gate_mul`.
+The grid is (T tokens, pieces of a row); a thread makes one vector of 16 bytes. Specification: the
+gates of `kernels.reference.gate_mul`, of `gates` and pieces of `ups` side by side.
 """
 
 from __future__ import annotations
