@@ -1,4 +1,4 @@
-"""The records of what layers read of a second embedding (`compute_plane.model.layer_inputs_layout`).
+"""The records of what layers read of a second embedding (see `model.layer_inputs_layout`).
 
 before   second embedding ─→ inputs
 hidden rows ─→ projection ─→ norm, added, times 1/√2 ─→ inputs        [T, L, P]

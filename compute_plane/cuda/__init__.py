@@ -4,8 +4,9 @@
                       (named arrays in one buffer, so that a step's inputs are one copy), staging
                       (the ring of host buffers), answers, step_times (of each kind of steps)
     decode            decode_steps (a short way) → decode_graphs (captured once for each batch size
-                      of a ladder) → decode_inputs; decode_wants (what of the samples stays from
-                      step to step), decode_under_way, last_samples
+                      of a ladder) → decode_inputs → table_updates (of block tables what is new);
+                      decode_wants (what of the samples stays from step to step),
+                      decode_under_way, last_samples
     the model         model (the walk through the layers) → mixers (attention, or a state in its
                       place), latent_mixer, expert_products, layer_inputs
     products          matrices, experts, layer_products, next_product (what is fetched ahead)

@@ -1,4 +1,4 @@
-"""What layers read of a second embedding, on the device (`compute_plane.model.layer_inputs_layout`).
+"""What layers read of a second embedding, on the device (see `model.layer_inputs_layout`).
 
 before the layers   second embedding · √P ─→ inputs
                     embedding ─→ projection ─→ norm of each part, added, · 1/√2 ─→ inputs [T, L·P]

@@ -5,7 +5,8 @@
     device thread      device_thread → steps_in_turn | step_pipeline (steps launched ahead);
                        sessions (who drives the plane), work (a batch on its way)
     sequences          slots → slot_state, slot_starts, row_stage, copy_stage
-    from step to step  step (as on the wire), decode_run (a step that only goes on),
+    from step to step  step (as on the wire), decode_run (a step that only goes on) →
+                       block_tables (which grow in place),
                        samples_ahead (of a step under way), drafts (speculative decoding)
     validation         batch_checks → copy_checks, sampling_checks, constraints (allowed tokens);
                        write_checks (who writes which block), decode_checks

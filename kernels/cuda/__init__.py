@@ -40,8 +40,8 @@
     head_lanes         a head on the lanes of a warp
     dense_matmul       few rows times weights of 16 bits, with what a layer does before and after
                        (dense_matmul_tensor, dense_sums)
-    quantized_matmul   rows times weights of eight or four bits (quantized_formats, _layout,
-                       _strands, quantized_matmul_tensor, quantized_sums)
+    quantized_matmul   rows times weights of four to eight bits (quantized_formats, _layout,
+                       _strands, quantized_matmul_tensor, _operands, _sums; k_quant_layout)
     quantized_rows     rows of such a matrix, unpacked
     instructions/      the machine instructions Numba does not offer by itself
     variant            what a kernel tells the builder and the launcher about itself
