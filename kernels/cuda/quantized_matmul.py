@@ -71,7 +71,7 @@ instructions each, and the loop has, on 9.0:
     FP8_G128        1056          203         80         65
     Q5_0             704          135         77         73
     Q5_1             768          148         93         89
-    Q4_K             592          114         96         89
+    Q4_K             592          114         96         98
     Q5_K             720          139        105        102
     Q6_K             840          162        111        111
 
@@ -203,8 +203,8 @@ class QuantizedMatmulVariant:
             return (4, 4)
         if self.columns == 16 and self.weights in ("Q4_1", "Q4_Z", "Q5_0", "Q4_K", "Q5_K"):
             return (4, 4)
-        if fmt.is_float and self.dtype == "float16":  # of more instructions
-            return (4, 4)
+        if self.dtype == "float16" and (fmt.is_float or self.weights == "Q4_K"):
+            return (4, 4)  # of more instructions; registers of 8.0 do not allow 8
         return (8, 4)
 
     @property
