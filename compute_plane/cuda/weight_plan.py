@@ -132,7 +132,7 @@ class WeightPlan:
 
     @property
     def weight_format(self) -> str:
-        """What the matrices are stored and run as: "Q4_1", or "Q4_K as Q4_1, F32 as BF16"."""
+        """What the matrices are stored and run as: "Q4_1", or "Q4_K, F32 as BF16"."""
         return describe_formats(self.elements)
 
     @property

@@ -208,7 +208,7 @@ def describe_formats(elements: Mapping[tuple[TensorFormat, TensorFormat], int]) 
     """Return what matrices are stored and run as, those with most elements first.
 
     `elements`: (stored, runs as) to the number of weights. Such as "Q4_1" or
-    "Q4_K as Q4_1, Q6_K as Q8_0".
+    "Q4_K, Q2_K as Q8_0".
     """
     ordered: Iterable[tuple[TensorFormat, TensorFormat]] = sorted(
         elements, key=lambda pair: (-elements[pair], pair[0].label)

@@ -86,12 +86,18 @@ def matrix_of_rows(fmt: WeightFormat, rows: UInt8Array) -> QuantizedMatrix:
 
 
 def in_whole_panels(fmt: WeightFormat, matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Return a matrix with rows behind its last one, up to a whole panel, that are stored as 0."""
-    missing = -len(matrix.quants) % PANEL_ROWS
+    """Return a matrix with rows behind its last one, up to a whole panel, that are stored as 0.
+
+    Floats for more than a unit are repeated.
+    """
+    num_rows, num_inputs = matrix.quants.shape
+    missing = -num_rows % PANEL_ROWS
     behind: dict[str, Array | None] = {}
     for name in ("quants", "scales", "minima", "whole_scales", "whole_minima"):
         values, fill = getattr(matrix, name), -fmt.offset if name == "quants" else 0
         if values is not None:
+            if name in ("scales", "minima"):
+                values = np.repeat(values, num_inputs // fmt.unit // values.shape[1], axis=1)
             values = np.pad(values, ((0, missing), (0, 0)), constant_values=fill)
         behind[name] = values
     return QuantizedMatrix(**behind)  # type: ignore[arg-type]

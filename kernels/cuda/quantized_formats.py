@@ -28,7 +28,7 @@ inputs; what is left has spans of 32, and none of 64.
 
 The scales of *shared* formats (the "K-quants") are integers s times a d that eight spans have in
 common, a *unit* of 256 k's; n and m likewise. Files have s and n of Q4_K and Q5_K in 6 bits, 4.5
-and 5.5 a weight; here each is a byte, which takes 2.7 and 2.2 % more and is a number after two
+and 5.5 a weight; here each is a byte, which takes 2.8 and 2.3 % more and is a number after two
 instructions. Q6_K has a scale for each half of a span, a *run*, and not a bit more than its files.
 Other formats have units of one span.
 

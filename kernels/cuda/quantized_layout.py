@@ -7,7 +7,7 @@ one behind the other, and nothing more but zeros to the next multiple of 128 byt
 of weights are of whole lines. The panels follow each other.
 
     panel    │ tile 0 │ tile 1 │ …              │ span 0 │ span 1 │ …  │ 0 … │ the next panel
-             │ 512 to 1024 bytes of weights each│ 32 to 160 bytes each│
+             │ 512 to 1024 bytes of weights each│ 32 to 128 bytes each│
 
 Weights of five and six bits, and scales that eight spans share, are drawn in `k_quant_layout`.
 
@@ -132,9 +132,8 @@ def pack_matrix(label: str, matrix: QuantizedMatrix) -> UInt8Array:
     if fmt.kind in k_quant_layout.BLOCK_BYTES:
         highest = 2**fmt.bits - 1 - fmt.offset
         _check_range("quants", matrix.quants, -fmt.offset, highest)
-        _fill_apart(
-            fmt, k_quant_layout.in_whole_panels(fmt, matrix), _panels(fmt, packed, num_inputs)
-        )
+        whole = k_quant_layout.in_whole_panels(fmt, matrix)
+        _fill_apart(fmt, whole, _panels(fmt, packed, num_inputs))
         return packed
     blocks = np.empty((num_outputs, num_inputs // TILE_INPUTS), _block_type(fmt))
     repeats = blocks.shape[1] // num_scales

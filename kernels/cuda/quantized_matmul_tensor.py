@@ -20,8 +20,9 @@ tiles. With spans of 4 tiles and rings of 2 for W and x:
 
 All of it is unrolled, so every slot is a register and its number a constant.
 
-Where spans share float16 (`k_quant_layout`), a round is their unit, and what they share is made
-ready when it begins. A span with two runs has two sums, one for each step of a tile.
+Where spans share float16 (`k_quant_layout`), a round is their unit, or the part of it that the ring
+has, and what they share is made ready when it begins. A span with two runs has two sums, one for
+each step of a tile.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,19 @@ def test_rows_behind_the_last_one_are_zeros(label: str) -> None:
     dequantized(*unpack_matrix(label, packed, 32, NUM_INPUTS).operands, found)
     assert found[:3].any(axis=1).all()
     assert not found[3:].any()
+
+
+@pytest.mark.parametrize("label", BLOCK_BYTES)
+def test_floats_for_more_than_what_has_them_are_repeated(label: str) -> None:
+    repeated = draw_matrix(np.random.default_rng(1), label, 40, 4)
+    scales, minima = repeated.scales[:, ::2], repeated.minima
+    repeated.scales[:, 1::2] = scales
+    if minima is not None:
+        minima[:, 1::2] = minima[:, ::2]
+        minima = minima[:, ::2]
+    matrix = replace(repeated, scales=scales, minima=minima)
+
+    np.testing.assert_array_equal(pack_matrix(label, matrix), pack_matrix(label, repeated))
 
 
 def changed(label: str, **fields: Any) -> QuantizedMatrix:
