@@ -65,6 +65,44 @@ def test_what_is_fetched_ahead_is_the_first_round_of_the_weights(variant, monkey
     assert not fetched[size:].any()
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        QuantizedMatmulVariant("Q4_K", "bfloat16", 8),
+        QuantizedMatmulVariant("Q5_K", "float16", 32),
+        QuantizedMatmulVariant("Q6_K", "float16", 8),
+    ],
+    ids=lambda variant: variant.name,
+)
+def test_what_is_fetched_of_a_unit_are_its_first_tiles_their_spans_and_what_they_share(
+    variant, monkeypatch
+):
+    """Of each strand: two of a unit, in two panels."""
+    form, (ring, _) = FORMATS[variant.weights], variant.rings
+    fetched, fetch = [], CheckedArray.fetch
+
+    def noted(array: CheckedArray, element, num_bytes) -> None:
+        fetch(array, element, num_bytes)
+        fetched.append((int(element), int(num_bytes)))
+
+    monkeypatch.setattr(CheckedArray, "fetch", noted)
+    case = quantized_cases.draw_case(variant, 3, 64, 2, 1, alone=0)
+    assert case.faults(simulate(case)) == []
+
+    expected = []
+    for panel, unit in itertools.product(range(2), range(2)):
+        tiles = panel * form.panel_bytes(2 * form.unit)
+        spans = tiles + form.scales_at(2 * form.unit)
+        shared = spans + 2 * form.unit_spans * form.span_bytes
+        first = unit * form.unit_spans  # tile and span
+        expected += [
+            (tiles + first * form.tile_bytes, ring * form.tile_bytes),
+            (spans + first * form.span_bytes, variant.scale_ring * form.span_bytes),
+            (shared + unit * form.shared_bytes, form.shared_bytes),
+        ]
+    assert sorted(fetched) == sorted(expected)
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "window"),

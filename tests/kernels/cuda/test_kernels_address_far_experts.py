@@ -33,6 +33,8 @@ def behind(case: Case, far: int) -> Case:
         DenseMatmulVariant("bfloat16", 8, "rounded", of_experts=True),
         QuantizedMatmulVariant("Q4_0", "bfloat16", 8, of_experts=True),
         QuantizedMatmulVariant("MXFP4", "bfloat16", 8, of_experts=True, gates=True),
+        QuantizedMatmulVariant("Q5_K", "float16", 8, of_experts=True, gates=True),
+        QuantizedMatmulVariant("Q6_K", "bfloat16", 8, of_experts=True),
         DenseMatmulVariant("bfloat16", 8, "gated", of_experts=True),
     ],
     ids=lambda variant: variant.name,

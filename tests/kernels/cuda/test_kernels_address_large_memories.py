@@ -145,7 +145,7 @@ def test_rows_of_a_far_part_of_an_embedding_are_copied(run):
     assert faults(moved(case, "table", far), run) == []
 
 
-@pytest.mark.parametrize("weights", ["Q4_Z_G64", "Q8_0", "FP8"])
+@pytest.mark.parametrize("weights", ["Q4_Z_G64", "Q8_0", "FP8", "Q5_K", "Q6_K"])
 def test_rows_of_far_panels_are_unpacked(weights, run):
     case = draw_cases(QuantizedRowsVariant(weights, "float16"))[1]
     panels = case.arrays["packed"].reshape(2, -1)
