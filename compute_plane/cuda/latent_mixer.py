@@ -19,9 +19,9 @@ from torch import Tensor
 from compute_plane.cuda.latent_operations import LatentNorm
 
 if TYPE_CHECKING:
-    from compute_plane.cuda.batch_layout import LateTokens, StepTensors
+    from compute_plane.cuda.batch_layout import StepTensors
     from compute_plane.cuda.layer_products import Hidden, LayerProducts
-    from compute_plane.cuda.mixers import Turns
+    from compute_plane.cuda.mixers import LayerStep
     from compute_plane.cuda.weights import DeviceLatents
     from compute_plane.model.latents import Latents
 
@@ -45,16 +45,9 @@ class LatentMixer:
         self._number = number
         self._eps = eps
 
-    def run(
-        self,
-        hidden: Hidden,
-        norm: Tensor | None,
-        step: StepTensors,
-        turns: Turns,
-        late: LateTokens | None = None,
-    ) -> Tensor:
-        """Queue it; return what heads give side by side, [T, H·V]. `late`: as in `mixers`."""
-        of, weights = self._of, self._weights
+    def run(self, hidden: Hidden, norm: Tensor | None, given: LayerStep) -> tuple[Tensor, ...]:
+        """Queue it; return what heads give side by side, [R, H·V]."""
+        of, weights, step = self._of, self._weights, given.step
         operations = self._products.operations
         made, inputs = self._made(hidden, norm)
         num_heads, rank, plain = len(weights.keys), of.rank, of.plain
@@ -62,15 +55,14 @@ class LatentMixer:
         queries = made.new_empty((len(made), num_heads, of.row_size))
         _by_heads(queries[:, :, :rank], made[:, :, :plain], weights.keys)
         operations.latents.write(
-            queries, self._pool, self._number, inputs, made[:, :, plain:], turns, step.kv_slots,
-            LatentNorm(weights.latent_norm, self._eps),
+            queries, self._pool, self._number, inputs, made[:, :, plain:], given.turns,
+            step.kv_slots, LatentNorm(weights.latent_norm, self._eps),
         )  # fmt: skip
-        if late is not None:
-            queries, step = queries.index_select(0, late.tokens), late.step
-        attended = self._attended(queries, step)
-        given = made.new_empty((len(attended), num_heads, of.value_size))
-        _by_heads(given, attended, weights.values)
-        return given.view(len(given), num_heads * of.value_size)
+        queries = given.going_on(queries)
+        attended = self._attended(queries, step if given.late is None else given.late.step)
+        out = made.new_empty((len(attended), num_heads, of.value_size))
+        _by_heads(out, attended, weights.values)
+        return (out.view(len(out), num_heads * of.value_size),)
 
     def _made(self, hidden: Hidden, norm: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return queries as their product gives them, and latents, [T, H·(N + P)], [T, R + P]."""

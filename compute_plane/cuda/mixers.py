@@ -8,14 +8,16 @@
     Mamba-2       norm → X, B, C, Z, D → convolution, scan, gate, norm: through the states
     both          norm → QKV → attention, and → X, B, C, Z, D → through the states
 
-What they give is the input of the product behind them. Layers with attention have keys and values
-in the pool, in the part of their kind of heads and by their number among those, or attend to those
-of an earlier layer; those with a state have states, by number likewise.
+What they give is the input of the product behind them, or of the two products. Layers with
+attention have keys and values in the pool, in the part of their kind of heads and by their number
+among those, or attend to those of an earlier layer; those with a state have states, by number
+likewise.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -60,6 +62,35 @@ Own = TypeVar("Own")
 """What a layer has of its own, of one kind."""
 
 
+@dataclass(frozen=True, slots=True)
+class LayerStep:
+    """A step, as a layer's mixer is given it.
+
+    `late`: the tokens that alone go on behind it; None: all do. `out_of_states`: where what comes
+    out of states is to lie, if it is given; a token in no row has there what it had.
+    """
+
+    step: StepTensors
+    turns: Turns
+    late: LateTokens | None = None
+    out_of_states: Tensor | None = None
+
+    def going_on(self, rows: Tensor) -> Tensor:
+        """Return the rows of tokens that go on."""
+        return rows if self.late is None else rows.index_select(0, self.late.tokens)
+
+
+class Mixer(Protocol):
+    """What a layer has to let a token see those before it."""
+
+    def run(self, hidden: Hidden, norm: Tensor | None, given: LayerStep) -> tuple[Tensor, ...]:
+        """Queue it; return the rows of tokens that go on, [R, …], for each product behind it.
+
+        `norm`: weights of that before it. Attention comes first.
+        """
+        ...
+
+
 class GoesThrough(Protocol):
     """Brings the tokens of rows through their states, in a layer by its number among those."""
 
@@ -94,40 +125,30 @@ class AttentionMixer:
         self._changes = changes
         self._own = own
 
-    def run(
-        self,
-        hidden: Hidden,
-        norm: Tensor | None,
-        step: StepTensors,
-        turns: Turns,
-        late: LateTokens | None = None,
-    ) -> Tensor:
-        """Queue it; return heads side by side, [T, H·D]. `norm`: weights of that before it.
-
-        `late`: the tokens that alone attend, [R, H·D]; None: all do.
-        """
+    def run(self, hidden: Hidden, norm: Tensor | None, given: LayerStep) -> tuple[Tensor, ...]:
+        """Queue it; return heads side by side, [R, H·D]."""
         products, weights = self._products, self.weights
         if weights.gate is None:
-            return self.attended(products.normed(hidden, norm, weights.qkv), step, turns, late)
+            return (self.attended(products.normed(hidden, norm, weights.qkv), given),)
         qkv, gates = products.both_normed(hidden, norm, weights.qkv, weights.gate)
-        attended = self.attended(qkv, step, turns, late)
+        attended = self.attended(qkv, given)
         if len(attended):
-            of_gates = gates if late is None else gates.index_select(0, late.tokens)
-            products.operations.gate_attended(attended, of_gates)
-        return attended
+            products.operations.gate_attended(attended, given.going_on(gates))
+        return (attended,)
 
-    def attended(
-        self, qkv: Tensor, step: StepTensors, turns: Turns, late: LateTokens | None
-    ) -> Tensor:
+    def attended(self, qkv: Tensor, given: LayerStep) -> Tensor:
         """Queue what is behind the product; return as above. `qkv`: [T, (H + 2·G)·D]."""
         heads, pool, number, own = self._heads, self._pool, self._number, self._own
-        operations = self._products.operations
+        operations, step = self._products.operations, given.step
         queries = torch.empty(
             (len(qkv), heads.num_heads, heads.head_dim), dtype=qkv.dtype, device=qkv.device
         )
-        operations.rope_write_kv(queries, pool, number, qkv, *turns, step.kv_slots, self._changes)
-        if late is not None:
-            queries, step = queries.index_select(0, late.tokens), late.step
+        operations.rope_write_kv(
+            queries, pool, number, qkv, *given.turns, step.kv_slots, self._changes
+        )
+        queries = given.going_on(queries)
+        if given.late is not None:
+            step = given.late.step
         num_decode = step.num_decode
         attended = torch.empty_like(queries)
         if num_decode:
@@ -170,22 +191,22 @@ class RecurrentMixer:
         self._out_size = out_size
         self._go_through = go_through
 
-    def run(
-        self, hidden: Hidden, norm: Tensor | None, rows: StateRows, out: Tensor | None
-    ) -> Tensor:
-        """Queue it; return what comes out of tokens, [T, out_size]. `norm`: as above.
+    def run(self, hidden: Hidden, norm: Tensor | None, given: LayerStep) -> tuple[Tensor, ...]:
+        """Queue it; return what comes out of tokens, [R, out_size]."""
+        return (self.gone_through(self._products.normed(hidden, norm, self.inputs), given),)
 
-        `out`: where that is to lie, if it is given; a token in no row has there what it had.
+    def gone_through(self, inputs: Tensor, given: LayerStep) -> Tensor:
+        """Queue what is behind the product; return as above. `inputs`: what it gives.
+
+        All tokens go through their states, whoever goes on.
         """
-        return self.gone_through(self._products.normed(hidden, norm, self.inputs), rows, out)
-
-    def gone_through(self, inputs: Tensor, rows: StateRows, out: Tensor | None) -> Tensor:
-        """Queue what is behind the product; return as above. `inputs`: what it gives."""
+        assert given.step.states is not None
+        out = given.out_of_states
         if out is None:
             shape = len(inputs), self._out_size
             out = torch.empty(shape, dtype=inputs.dtype, device=inputs.device)
-        self._go_through(out, self._states, self._number, inputs, rows)
-        return out
+        self._go_through(out, self._states, self._number, inputs, given.step.states)
+        return given.going_on(out)
 
 
 class BothMixer:
@@ -198,31 +219,14 @@ class BothMixer:
         self._attention = attention
         self._recurrent = recurrent
 
-    def run(
-        self,
-        hidden: Hidden,
-        norm: Tensor | None,
-        step: StepTensors,
-        turns: Turns,
-        late: LateTokens | None,
-        out: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Queue both; return what each of the two gives, as above.
-
-        `late`: the tokens of which it is wanted. All go through their states.
-        """
-        assert step.states is not None
+    def run(self, hidden: Hidden, norm: Tensor | None, given: LayerStep) -> tuple[Tensor, ...]:
+        """Queue both; return what each of the two gives, as above."""
         attention, recurrent = self._attention, self._recurrent
         qkv, inputs = self._products.both_normed(
             hidden, norm, attention.weights.qkv, recurrent.inputs
         )
-        gone = recurrent.gone_through(inputs, step.states, out)
-        if late is not None:
-            gone = gone.index_select(0, late.tokens)
-        return attention.attended(qkv, step, turns, late), gone
-
-
-Mixer: TypeAlias = AttentionMixer | LatentMixer | RecurrentMixer | BothMixer
+        gone = recurrent.gone_through(inputs, given)
+        return attention.attended(qkv, given), gone
 
 
 def mixers_of(

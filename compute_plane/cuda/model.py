@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.expert_products import ExpertProducts
-from compute_plane.cuda.latent_mixer import LatentMixer
 from compute_plane.cuda.layer_inputs import LayerInputs
 from compute_plane.cuda.layer_products import Hidden, LayerProducts, normed_rows
-from compute_plane.cuda.mixers import Angles, AttentionMixer, BothMixer, Turns, mixers_of
+from compute_plane.cuda.mixers import Angles, LayerStep, Turns, mixers_of
 from compute_plane.cuda.weights import DeviceMlp
 from compute_plane.model.late_layers import first_late_layer
 from compute_plane.model.rope import (
@@ -110,14 +109,10 @@ class DecoderModel:
         for number, (layer, mixer) in enumerate(zip(weights.layers, self._mixers, strict=True)):
             after_mixer, after_mlp = layer.output_norms or (None, None)
             late = step.late if number == self.first_late else None
-            mixed = beside = None
-            if isinstance(mixer, BothMixer):
-                mixed, beside = mixer.run(hidden, layer.attn_norm, step, turns[number], late, out)
-            elif isinstance(mixer, AttentionMixer | LatentMixer):
-                mixed = mixer.run(hidden, layer.attn_norm, step, turns[number], late)
-            elif mixer is not None:
-                assert step.states is not None
-                mixed = mixer.run(hidden, layer.attn_norm, step.states, out)
+            mixed: tuple[Tensor, ...] = ()
+            if mixer is not None:
+                given = LayerStep(step, turns[number], late, out)
+                mixed = mixer.run(hidden, layer.attn_norm, given)
             if late is not None:
                 hidden = hidden.rows(late.tokens)
                 if not len(late.tokens):
@@ -125,13 +120,8 @@ class DecoderModel:
                 inputs = None if inputs is None else inputs.index_select(0, late.tokens)
                 step = late.step
                 turns = self._turns(step)
-            if beside is not None and mixed is not None:
-                assert layer.mixer is not None
-                assert layer.beside is not None
-                self._products.add_both(hidden, (beside, layer.beside.o), (mixed, layer.mixer.o))
-            elif mixed is not None and layer.mixer is not None:
-                self._products.add(hidden, mixed, layer.mixer.o, after_mixer, layer.mixer.o_bias)
-            del mixed, beside  # their memory serves what follows
+            self._add_mixed(hidden, mixed, layer, after_mixer)
+            del mixed  # their memory serves what follows
             self._feed_forward(hidden, layer, after_mlp)
             if self._inputs is not None and inputs is not None and layer.layer_input is not None:
                 self._inputs.add(hidden, inputs, number, layer.layer_input)
@@ -157,6 +147,17 @@ class DecoderModel:
             (angles, without if layer in still else positions)
             for layer, angles in enumerate(self._angles)
         ]
+
+    def _add_mixed(
+        self, hidden: Hidden, mixed: tuple[Tensor, ...], layer: DeviceLayer, norm: Tensor | None
+    ) -> None:
+        if layer.mixer is None:
+            return
+        if layer.beside is None:
+            self._products.add(hidden, *mixed, layer.mixer.o, norm, layer.mixer.o_bias)
+            return
+        attended, gone = mixed
+        self._products.add_both(hidden, (gone, layer.beside.o), (attended, layer.mixer.o))
 
     def _feed_forward(self, hidden: Hidden, layer: DeviceLayer, output_norm: Tensor | None) -> None:
         part, norm = layer.feedforward, layer.mlp_norm
