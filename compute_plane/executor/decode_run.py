@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compute_plane.executor.batch_checks import SlotLimits
-from compute_plane.executor.block_tables import gather_tables, grow
+from compute_plane.executor.block_tables import gather_tables, grow, used_entries
 from compute_plane.executor.drafts import DraftedStep
 from compute_plane.executor.interface import BoolArray, ExecutionBatch
 from compute_plane.executor.row_stage import LiveRows, sampling_rows
@@ -97,7 +97,7 @@ class DecodeRun:
             )
         )
 
-    def is_continued_by(self, batch: StepBatch, numbers: SlotNumbers, memory: SlotMemory) -> bool:
+    def is_continued_by(self, batch: StepBatch, numbers: SlotNumbers) -> bool:
         """Whether a batch is the step before again, one token further, and nothing else."""
         return (
             self.num_left > 0
@@ -114,12 +114,10 @@ class DecodeRun:
             and not (batch.token_counts.size or batch.token_ids.size)
             and not (batch.draft_counts.size or batch.draft_ids.size or batch.constraints)
             and not (batch.sampled_slots.size or batch.released.size)
-            and self._grows_by_free_blocks(batch, numbers, memory)
+            and self._grows_by_free_blocks(batch, numbers)
         )
 
-    def _grows_by_free_blocks(
-        self, batch: StepBatch, numbers: SlotNumbers, memory: SlotMemory
-    ) -> bool:
+    def _grows_by_free_blocks(self, batch: StepBatch, numbers: SlotNumbers) -> bool:
         """Whether just the rows that enter another block get one each, which no row holds."""
         counts, ids = batch.new_block_counts, batch.new_block_ids
         if self._num_inside > 0:
@@ -138,17 +136,15 @@ class DecodeRun:
             or int(ids.max()) >= self._num_blocks
         ):
             return False
-        held = self._held_blocks(batch.positions, memory)
+        held = self._held_blocks(batch.positions)
         return not held[ids].any() and (num_entering == 1 or len(set(ids.tolist())) == ids.size)
 
-    def _held_blocks(self, positions: Int64Array, memory: SlotMemory) -> BoolArray:
+    def _held_blocks(self, positions: Int64Array) -> BoolArray:
         """Return which blocks hold tokens of the rows before these positions, [num_blocks]."""
         if self._held is None:
             num_used = -(-positions // self._block_size)
-            columns = np.arange(int(num_used.max(initial=0)))
-            tables = memory.tables[:, : columns.size][self._lines]
             self._held = np.zeros(self._num_blocks, dtype=np.bool_)
-            self._held[tables[columns < num_used[:, None]]] = True
+            self._held[used_entries(self._batch.block_tables, num_used)] = True
         return self._held
 
     def follow(
@@ -198,7 +194,7 @@ class DecodeRun:
         places = batch.positions[entering] // self._block_size
         memory.tables[self._lines[entering], places] = batch.new_block_ids
         numbers.num_blocks[batch.slots[entering]] += 1
-        self._held_blocks(batch.positions, memory)[batch.new_block_ids] = True
+        self._held_blocks(batch.positions)[batch.new_block_ids] = True
         ends = batch.positions + 1
         tables = self._batch.block_tables
         if int(places.max()) < tables.shape[1]:

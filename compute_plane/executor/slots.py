@@ -94,7 +94,7 @@ class SlotTable:
                 f"a step is prepared while {len(self._ahead)} are not answered; at most 1 may be"
             )
         run, self._run = self._run, None  # valid again once this step has run without a fault
-        if run is not None and run.is_continued_by(batch, self._numbers, self._memory):
+        if run is not None and run.is_continued_by(batch, self._numbers):
             return run.follow(batch, self._numbers, self._memory, self._last_ahead)
         check_columns(batch, self.limits)
         check_drafts(batch, self.limits)

@@ -287,7 +287,7 @@ def test_a_batch_that_differs_in_any_part_continues_no_run(name):
     run, batch = plane.slots._run, step([(0, 2, 1)])
     assert run is not None
     slots = plane.slots
-    assert run.is_continued_by(batch, slots._numbers, slots._memory)
+    assert run.is_continued_by(batch, slots._numbers)
     is_column = isinstance(getattr(batch, name), np.ndarray)
     other = replace(batch, **{name: np.array([3]) if is_column else ("something",)})
-    assert not run.is_continued_by(other, slots._numbers, slots._memory)
+    assert not run.is_continued_by(other, slots._numbers)

@@ -87,6 +87,22 @@ def test_rows_of_another_order_get_an_array_of_their_own() -> None:
     assert second.block_tables[:, :2].tolist() == [[100, 101], [0, 1]]
 
 
+def test_blocks_are_held_that_rows_of_a_run_use_and_no_others() -> None:
+    plane = Plane(LONG)
+    starts = [
+        start(0, b"prompt", [1, 2, 3]),
+        start(1, b"two", [10]),
+        start(2, b"x" * 38, range(50, 80)),
+    ]
+    plane.tokens(step([(0, 0, 6), (1, 0, 3), (2, 0, 38)], starts=starts))
+    plane.tokens(step([(0, 6, 1), (1, 3, 1), (2, 38, 1)]))
+    run = plane.slots._run
+    assert run is not None
+    for block, is_free in [(2, False), (3, True), (10, False), (59, False), (60, True), (11, True)]:
+        rows = step([(0, 7, 1), (1, 4, 1), (2, 39, 1)], new_blocks=[[], [block], []])
+        assert run.is_continued_by(rows, plane.slots._numbers) == is_free
+
+
 @pytest.mark.parametrize("used", [[1], [5, 5], [2, 40], [2, 3, 40], [40, 2, 2, 2, 39, 1, 9]])
 def test_gathered_tables_have_what_rows_use(used: list[int]) -> None:
     tables = np.arange(400, dtype=np.int32).reshape(8, 50)
