@@ -154,7 +154,8 @@ class DecoderModel:
         if layer.mixer is None:
             return
         if layer.beside is None:
-            self._products.add(hidden, *mixed, layer.mixer.o, norm, layer.mixer.o_bias)
+            (rows,) = mixed
+            self._products.add(hidden, rows, layer.mixer.o, norm, layer.mixer.o_bias)
             return
         attended, gone = mixed
         self._products.add_both(hidden, (gone, layer.beside.o), (attended, layer.mixer.o))
