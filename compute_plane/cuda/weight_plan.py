@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 
 RUNS_AS: Final[Mapping[TensorFormat, TensorFormat]] = {
     **OWN_FORMAT,
+    TensorFormat.IQ4_NL: TensorFormat.Q8_0,
+    TensorFormat.IQ4_XS: TensorFormat.Q8_0,
     TensorFormat.MXFP4: TensorFormat.MXFP4,
     TensorFormat.FP8: TensorFormat.FP8,
     TensorFormat.UINT4: TensorFormat.Q4_Z,

@@ -14,8 +14,8 @@
     Q6_K      Q6_K     F32       BF16
     Q2_K      Q8_0     F32       BF16     requantised
     Q3_K      Q6_K     F32       BF16     exact
-    IQ4_NL    Q8_0     F32       BF16     exact
-    IQ4_XS    Q8_0     F32       BF16     scales of groups are rounded to float16
+    IQ4_NL    IQ4_NL   F32       BF16
+    IQ4_XS    IQ4_XS   F32       BF16
     MXFP4     Q4_F     F32       BF16     exact for scales that are float16
     INT4      Q4_0     F32       BF16     exact for scales that are float16
     UINT4     Q4_1     F32       BF16     scale · zero point is rounded to float16
@@ -32,7 +32,7 @@ The loss of a conversion is the relative root-mean-square error of the weights, 
 model is loaded, over a sample of the rows of every matrix that is converted with a loss (of models
 with thousands of experts, of some hundreds of matrices). With
 SmolLM2-135M, quantised by llama.cpp, Q4_1 as BF16 loses 0.13 %. The table is the CPU executor's;
-the CUDA executor has some formats more (`compute_plane.cuda.weight_plan`).
+the CUDA executor has some formats more and lacks others (`compute_plane.cuda.weight_plan`).
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ OWN_FORMAT: Final[Mapping[TensorFormat, TensorFormat]] = {
     TensorFormat.Q6_K: TensorFormat.Q6_K,
     TensorFormat.Q2_K: TensorFormat.Q8_0,
     TensorFormat.Q3_K: TensorFormat.Q6_K,
-    TensorFormat.IQ4_NL: TensorFormat.Q8_0,
-    TensorFormat.IQ4_XS: TensorFormat.Q8_0,
+    TensorFormat.IQ4_NL: TensorFormat.IQ4_NL,
+    TensorFormat.IQ4_XS: TensorFormat.IQ4_XS,
     TensorFormat.MXFP4: TensorFormat.Q4_F,
     TensorFormat.INT4: TensorFormat.Q4_0,
     TensorFormat.UINT4: TensorFormat.Q4_1,

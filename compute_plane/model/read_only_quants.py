@@ -1,4 +1,4 @@
-"""Formats that files hold and no kernel reads: taken apart, decoded, and turned into ones that run.
+"""Formats that not every device reads: taken apart, decoded, and turned into ones that run.
 
     Q2_K     84 bytes    16 bytes of scales | 64 bytes of quants | d: float16 | dmin: float16
              256 elements in 16 groups of 16:   value = q · (d · s) - dmin · n
@@ -19,6 +19,8 @@
              value = CODES[q] · (d · (s - 32)), s of 6 bits: group g has the low four of them in
              half g mod 2 of byte g / 2 of l, the upper two in bits 2 g and 2 g + 1 of h.
 
+No kernel reads Q2_K and Q3_K, and none of a GPU IQ4_NL and IQ4_XS.
+
 What they become:  IQ4_NL → Q8_0, exactly: d, and CODES[q]
                    IQ4_XS → Q8_0, nearly: d · (s - 32) is rounded to float16
                    Q3_K → Q6_K, exactly: d, s - 32, q + 28
@@ -34,6 +36,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kernels.reference import uneven_nibbles
 from kernels.reference.k_quants import (
     GROUP,
     GROUPS,
@@ -47,9 +50,7 @@ UInt8Array = npt.NDArray[np.uint8]
 Int8Array = npt.NDArray[np.int8]
 Float32Array = npt.NDArray[np.float32]
 
-CODES: Final = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
+CODES: Final = np.array(uneven_nibbles.CODES, np.int8)
 """What the nibbles of IQ4_NL and IQ4_XS stand for."""
 PAIRS: Final = np.array([0, 2, 4, 6], np.uint8)
 """Where in a byte its pairs of bits begin."""

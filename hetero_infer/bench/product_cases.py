@@ -26,7 +26,19 @@ from kernels.cpu.row_values import LARGEST_INT8
 
 UInt8Array = npt.NDArray[np.uint8]
 
-FORMATS: Final = ("Q4_1", "Q4_0", "Q4_F", "Q8_0", "Q4_K", "Q6_K", "BF16", "F16", "F32")
+FORMATS: Final = (
+    "Q4_1",
+    "Q4_0",
+    "Q4_F",
+    "Q8_0",
+    "Q4_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "BF16",
+    "F16",
+    "F32",
+)
 ROWS: Final = (1, 8, 32, 256)
 GATE_UP: Final = (2 * INTERMEDIATE, HIDDEN)
 LM_HEAD: Final = (VOCAB, HIDDEN)
@@ -74,7 +86,7 @@ def peak_of(label: str, row_format: RowFormat) -> str:
     if row_format == RowFormat.INT8:
         if chosen.has_amx:
             return "int8_half_tile"
-        return "nibble_dot" if INT8_FORMATS[label].is_nibbles else "int8_dot"
+        return "int8_dot" if INT8_FORMATS[label].is_signed else "nibble_dot"
     if row_format == RowFormat.BF16:
         return "bf16_tile" if chosen.has_amx else "bf16_dot"
     return "fma"

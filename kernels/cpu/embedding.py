@@ -28,6 +28,7 @@ from kernels.cpu.int8_packing import (
     SHARED_GROUPS,
     VECTOR_BYTES,
     Int8Format,
+    Scales,
 )
 from kernels.cpu.int8_weights import panel_sizer
 from kernels.cpu.operands import EmbeddingRecord
@@ -120,6 +121,7 @@ def _shared_scale(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     """Return what reads a column's scale and minimum: (record, tile's place, part, lane)."""
     shared_at, parts = fmt.shared_at, fmt.parts
     high_at = SHARED_GROUPS * PANEL_COLUMNS
+    upper_at = high_at // 2
 
     @inlined()
     def small(record: int, place: int, part: int, lane: int) -> tuple[float, float]:
@@ -137,6 +139,17 @@ def _shared_scale(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
         dmin = float16_at(record + shared_at + 2 * (PANEL_COLUMNS + lane))
         return d * types.float32(s), -(dmin * types.float32(n))
 
+    @inlined()
+    def signed_six_bits(record: int, place: int, _part: int, lane: int) -> tuple[float, float]:
+        low_at = record + place // 2 * PANEL_COLUMNS + lane
+        low = types.int32(carray(uint8_at(low_at), 1)[0]) >> (4 * (place & 1))
+        twos_at = record + upper_at + place // 4 * PANEL_COLUMNS + lane
+        upper = types.int32(carray(uint8_at(twos_at), 1)[0]) >> (2 * (place & 3))
+        s = types.float32(((low & 15) | (upper & 3) << 4) - 32)
+        return s * float16_at(record + shared_at + 2 * lane), types.float32(0.0)
+
+    if fmt.scales is Scales.SHARED_SIX_BITS:
+        return signed_six_bits
     return six_bits if fmt.has_minimum else small
 
 

@@ -19,6 +19,7 @@ column.
     Q4_0   The same without m: 288 bytes. value = (q − 8) · d
 
     Q4_F   The same as Q4_0, but that a nibble stands for a float of four bits: value = CODES[q] · d
+    IQ4_NL The same with other CODES, −127 to 113
 
     Q8_0   k 0–3             c0: 4 int8 │ c1: 4 int8 │ … │ c15: 4 int8        64 bytes
     544    k 4–7             …                                                64
@@ -46,6 +47,11 @@ k's of it, eight tiles:
     bytes  d                 float16 [16]                                                     32
            value = (q − 32) · (d · s): a scale holds for 16 k's.
 
+    IQ4_XS Tile: the four vectors of Q4_0, 256 bytes. value = CODES[q] · (d · (s − 32))
+    record tiles 2·t and 2·t + 1: s's low 4 bits, the odd tile's above     16 bytes; 4 pairs  64
+    128    tiles 4·t … 4·t + 3: its upper 2 bits, from the lowest ones on  16 bytes; 2 fours  32
+    bytes  d                 float16 [16]                                                     32
+
 A panel ends at a multiple of 32 bytes, one of a shared format of 64. The last panel of a matrix
 whose N is no multiple of 16 is filled up with zero bytes.
 
@@ -59,7 +65,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from kernels.reference import four_bit_floats
+from kernels.reference import four_bit_floats, uneven_nibbles
 
 PANEL_COLUMNS: Final = 16
 GROUP: Final = 32
@@ -76,6 +82,7 @@ class Scales(Enum):
     OWN = "d"
     OWN_WITH_MINIMUM = "d, m"
     SHARED = "d · s"
+    SHARED_SIX_BITS = "d · (s − 32)"
     SHARED_WITH_MINIMUM = "d · s, dmin · n"
 
 
@@ -86,7 +93,7 @@ class Int8Format:
     `offset`: what is taken from a stored weight to get the one that is multiplied. `low_bits`: 4,
     two weights share a byte, or 8. `high_bits`: those of a weight that stand in vectors of their
     own. `depth`: k's that have the same scale, 32 or 16. `codes`: of nibbles that are no numbers,
-    what each stands for; that and `offset` is then the stored weight.
+    what each stands for; that and `offset` is then the stored weight, which without may be signed.
     """
 
     label: str
@@ -103,8 +110,15 @@ class Int8Format:
         return self.low_bits == 4
 
     @property
+    def is_signed(self) -> bool:
+        """Whether stored weights are signed bytes, of any size; others are unsigned and small."""
+        return self.low_bits == 8 or (self.codes is not None and min(self.codes) + self.offset < 0)
+
+    @property
     def bits(self) -> int:
         """Bits of a stored weight."""
+        if self.is_signed:
+            return 8
         if self.codes is not None:
             return (max(self.codes) + self.offset).bit_length()
         return self.low_bits + self.high_bits
@@ -127,7 +141,7 @@ class Int8Format:
     @property
     def is_shared(self) -> bool:
         """Whether scales stand in records behind a panel's tiles."""
-        return self.scales in (Scales.SHARED, Scales.SHARED_WITH_MINIMUM)
+        return self.record_bytes > 0
 
     @property
     def block_elements(self) -> int:
@@ -168,7 +182,11 @@ class Int8Format:
     @property
     def record_bytes(self) -> int:
         """Bytes of a record of shared scales; 0 of other formats."""
-        return {Scales.SHARED: 288, Scales.SHARED_WITH_MINIMUM: 256}.get(self.scales, 0)
+        return {
+            Scales.SHARED: 288,
+            Scales.SHARED_SIX_BITS: 128,
+            Scales.SHARED_WITH_MINIMUM: 256,
+        }.get(self.scales, 0)
 
     @property
     def shared_at(self) -> int:
@@ -191,9 +209,11 @@ Q5_0: Final = Int8Format("Q5_0", 16, Scales.OWN, high_bits=1)
 Q4_K: Final = Int8Format("Q4_K", 0, Scales.SHARED_WITH_MINIMUM)
 Q5_K: Final = Int8Format("Q5_K", 0, Scales.SHARED_WITH_MINIMUM, high_bits=1)
 Q6_K: Final = Int8Format("Q6_K", 32, Scales.SHARED, high_bits=2, depth=GROUP // 2)
+IQ4_NL: Final = Int8Format("IQ4_NL", 0, Scales.OWN, codes=uneven_nibbles.CODES)
+IQ4_XS: Final = Int8Format("IQ4_XS", 0, Scales.SHARED_SIX_BITS, codes=uneven_nibbles.CODES)
 
 INT8_FORMATS: Final[Mapping[str, Int8Format]] = {
-    f.label: f for f in (Q4_1, Q4_0, Q4_F, Q8_0, Q5_1, Q5_0, Q4_K, Q5_K, Q6_K)
+    f.label: f for f in (Q4_1, Q4_0, Q4_F, Q8_0, Q5_1, Q5_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS)
 }
 """By the format's name in model files."""
 

@@ -138,6 +138,8 @@ def _tile(
     for total in chain(*totals):
         builder.store(constant(F32X, 0.0), total)
 
+    above = integer_dot(chosen, fmt).weight_offset
+
     def body(group: Value) -> None:
         tiles = [tile_of(builder, fmt, at, groups, group) for at in panel_places]
         # The panels after these are asked for, into the second-level cache.
@@ -156,7 +158,7 @@ def _tile(
             if unpacked_tiles and fmt.is_spread:
                 weights = unpacked_weights(builder, fmt, unpacked_tiles, part)
             else:
-                weights = weights_of_tiles(builder, tiles, part, chosen)
+                weights = weights_of_tiles(builder, tiles, part, chosen, above)
             integers = _integer_sums(builder, fmt, chosen, weights, values, biases, panels)
             if unpacked_tiles:
                 factors = [unpacked_factors(builder, fmt, at, part) for at in unpacked_tiles]

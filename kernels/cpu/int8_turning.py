@@ -88,12 +88,14 @@ def _record_type(fmt: Int8Format) -> np.dtype[np.void]:
     column = (PANEL_COLUMNS,)
     if fmt.scales is Scales.SHARED:
         return np.dtype([("s", "u1", (2 * SHARED_GROUPS, *column)), ("d", "<u2", column)])
+    # Six bits for each tile, or twice as many: a minimum is beside the scale.
+    shared = ("d", "dmin") if fmt.has_minimum else ("d",)
+    low = SHARED_GROUPS // 2 * len(shared)
     return np.dtype(
         [
-            ("low", "u1", (SHARED_GROUPS, *column)),
-            ("high", "u1", (SHARED_GROUPS // 2, *column)),
-            ("d", "<u2", column),
-            ("dmin", "<u2", column),
+            ("low", "u1", (low, *column)),
+            ("high", "u1", (low // 2, *column)),
+            *((name, "<u2", column) for name in shared),
         ]
     )
 
@@ -172,6 +174,12 @@ def _q6_k_tiles(blocks: UInt8Array) -> AnyArray:
     return np.concatenate(words, axis=-1)
 
 
+def _iq4_xs_tiles(blocks: UInt8Array) -> AnyArray:
+    """Take groups as they lie, each as a tile has it."""
+    words = np.ascontiguousarray(blocks[..., 8:136]).view("<u4")
+    return words.reshape(len(words), -1, 4)
+
+
 def _record_with_minima(blocks: UInt8Array) -> Fields:
     """Return the scales of Q4_K or Q5_K blocks: 6 bits of s and of n for each group.
 
@@ -189,6 +197,10 @@ def _record_of_q6_k(blocks: UInt8Array) -> Fields:
     return {"s": blocks[..., 192:208], "d": _float16_at(blocks, 208)}
 
 
+def _record_of_iq4_xs(blocks: UInt8Array) -> Fields:
+    return {"low": blocks[..., 4:8], "high": blocks[..., 2:4], "d": _float16_at(blocks, 0)}
+
+
 def _float16_at(blocks: UInt8Array, at: int) -> AnyArray:
     """Return the bits of a float16 of each block, uint16 [rows, blocks]."""
     return np.ascontiguousarray(blocks[..., at : at + 2]).view("<u2")[..., 0]
@@ -198,9 +210,11 @@ _SHARED_TILES: Final[Mapping[str, Callable[[UInt8Array], AnyArray]]] = {
     "Q4_K": _q4_k_tiles,
     "Q5_K": _q5_k_tiles,
     "Q6_K": _q6_k_tiles,
+    "IQ4_XS": _iq4_xs_tiles,
 }
 """From blocks, uint8 [rows, blocks, bytes], to words of tiles [rows, tiles, num_vectors]."""
 _RECORDS: Final[Mapping[Scales, Callable[[UInt8Array], Fields]]] = {
     Scales.SHARED_WITH_MINIMUM: _record_with_minima,
     Scales.SHARED: _record_of_q6_k,
+    Scales.SHARED_SIX_BITS: _record_of_iq4_xs,
 }

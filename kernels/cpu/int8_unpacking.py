@@ -8,7 +8,7 @@ usual K is the second-level cache:
     tile      d │ m                                     float32 [16] each; or
               d of k 0–15 │ d of k 16–31
               and where weights have upper bits:
-              k 0–3 │ k 4–7 │ … │ k 28–31               64 bytes each, as in the panel
+              k 0–3 │ k 4–7 │ … │ k 28–31               64 bytes each, ready to be multiplied
     panel 0: tile 0, tile 1, …  │ panel 1: tile 0, …
 """
 
@@ -30,6 +30,7 @@ from kernels.cpu.int8_weights import (
     weights_of_tiles,
     with_bias,
 )
+from kernels.cpu.integer_dot import integer_dot
 from kernels.cpu.vector_ir import (
     BYTES,
     F32X,
@@ -88,7 +89,8 @@ def _unpack_tile(builder: Builder, tile: Tile, chosen: InstructionSet, out: Valu
             store(builder, factors.m, offset(builder, out, MINIMUM_AT))
         if tile.fmt.is_spread:
             # All are loaded before the first is stored, which might be where others lie.
-            for k, [weights] in list(weights_of_tiles(builder, [tile], part, chosen)):
+            above = integer_dot(chosen, tile.fmt).weight_offset
+            for k, [weights] in list(weights_of_tiles(builder, [tile], part, chosen, above)):
                 store(builder, weights, offset(builder, out, WEIGHTS_AT + k * PANEL_COLUMNS))
 
 

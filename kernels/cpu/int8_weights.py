@@ -140,6 +140,9 @@ def panel_factors(
         scale_at = offset(builder, tile.record, first, part * PANEL_COLUMNS)
         scale = builder.sext(load(builder, scale_at, I8X), I32X)
         return with_bias(builder, builder.fmul(d, builder.sitofp(scale, F32X)), None)
+    if fmt.scales is Scales.SHARED_SIX_BITS:
+        s = builder.sitofp(_signed_six_bits(builder, tile), F32X)
+        return with_bias(builder, builder.fmul(d, s), None)
     s, n = (builder.uitofp(x, F32X) for x in _six_bits(builder, tile))
     dmin = widened(tile.record, fmt.shared_at + 2 * PANEL_COLUMNS)
     return with_bias(builder, builder.fmul(d, s), builder.fneg(builder.fmul(dmin, n)))
@@ -164,13 +167,32 @@ def _six_bits(builder: Builder, tile: Tile) -> tuple[Value, Value]:
     return s, n
 
 
+def _signed_six_bits(builder: Builder, tile: Tile) -> Value:
+    """Return s − 32 of a tile, int32 lanes."""
+
+    def bits(first: int, tiles: int, count: int) -> Value:
+        """Return `count` bits of each byte, `tiles` of which have theirs in one."""
+        turn = tiles.bit_length() - 1
+        down = builder.mul(builder.lshr(tile.place, i64(turn)), i64(PANEL_COLUMNS))
+        stored = load(builder, offset(builder, tile.record, down, first), I8X)
+        right = builder.mul(builder.and_(tile.place, i64(tiles - 1)), i64(count))
+        shift = broadcast(builder, builder.trunc(right, I32X.element))
+        lanes = builder.lshr(builder.zext(stored, I32X), shift)
+        return builder.and_(lanes, constant(I32X, (1 << count) - 1))
+
+    low = bits(0, 2, 4)
+    upper = bits(SHARED_GROUPS // 2 * PANEL_COLUMNS, 4, 2)
+    s = builder.or_(low, builder.shl(upper, constant(I32X, 4)))
+    return builder.sub(s, constant(I32X, 32))
+
+
 def weights_of_tiles(
-    builder: Builder, tiles: list[Tile], part: int, chosen: InstructionSet
+    builder: Builder, tiles: list[Tile], part: int, chosen: InstructionSet, above: int = 0
 ) -> Iterator[tuple[int, list[Value]]]:
     """Yield the first k of each four of a part of the k's, and their weights in each tile.
 
-    As they are stored: unsigned, `offset` not taken off, but for int8. They are loaded when they
-    are asked for.
+    As they are stored: unsigned, `offset` not taken off, or signed bytes; those that are looked up
+    greater by `above`. They are loaded when they are asked for.
     """
     fmt = tiles[0].fmt
     at = [tile.address for tile in tiles]
@@ -190,7 +212,7 @@ def weights_of_tiles(
                 continue
             weights = [_nibbles(builder, s, is_second=is_second) for s in stored]
             if fmt.codes is not None:
-                table = [code + fmt.offset for code in fmt.codes]
+                table = [code + fmt.offset + above for code in fmt.codes]
                 weights = [look_up(builder, table, nibbles, chosen) for nibbles in weights]
             if upper:
                 turn = v + (fmt.low_vectors if is_second and fmt.parts == 1 else 0)

@@ -5,15 +5,15 @@
     lane c of the sum      += w[c, 0] · x[0] + w[c, 1] · x[1] + w[c, 2] · x[2] + w[c, 3] · x[3]
 
 All sums are exact, so every instruction set gives the same integers. Weights are nibbles (0 to 15),
-nibbles with one or two bits more (to 31 or 63), what nibbles stand for (to 28), or int8 (−128 to
-127), x is in −127 to 127, and a sum runs over one group of 32 k's at most.
+nibbles with one or two bits more (to 31 or 63), what nibbles stand for (to 28, or −127 to 113), or
+int8 (−128 to 127), x is in −127 to 127, and a sum runs over one group of 32 k's at most.
 
-    512 bits, VNNI   VPDPBUSD, unsigned · signed: int8 weights get 128 added, and the sum begins at
-                     −128 · Σ x (`weight_offset`)
+    512 bits, VNNI   VPDPBUSD, unsigned · signed: signed weights get 128 added, in their table where
+                     they are looked up, and the sum begins at −128 · Σ x (`weight_offset`)
     256 bits, VNNI   the same, on halves
     AVX2             VPMADDUBSW adds pairs of products into 16 bits. As many steps are added up
                      there as cannot pass 32767 before they are widened: of nibbles all 8, at most
-                     8 · 2 · 15 · 127 = 30480, of five bits 4, of six 2. int8: |w| · (x with the
+                     8 · 2 · 15 · 127 = 30480, of five bits 4, of six 2. Signed: |w| · (x with the
                      sign of w), at most 2 · 128 · 127 = 32512, widened at every step
     NEON             SDOT, signed · signed
     generic          even and odd bytes as 16-bit lanes, multiplied and added as such
@@ -55,8 +55,9 @@ Bias = Callable[[], Value]
 class IntegerDot:
     """How a group's sums are formed; the steps of one set of instructions.
 
-    `weight_offset`: what `prepare` adds to the weights; the caller takes weight_offset · Σ x off
-    again, in the bias. prepare(builder, weights) → weights for `step`, once for all rows.
+    `weight_offset`: what `prepare` adds to the weights, or whoever looks them up has added already;
+    the caller takes weight_offset · Σ x off again, in the bias. prepare(builder, weights) → weights
+    for `step`, once for all rows.
     start(bias) → sums of no products. step(builder, sums, weights, x) → sums with those of one
     vector; x: BYTES. finish(builder, sums, bias) → int32 lanes, bias included. `bias` returns it,
     emitted where it is first asked for.
@@ -82,11 +83,12 @@ def integer_dot(chosen: InstructionSet, fmt: Int8Format) -> IntegerDot:
     """Return the best way a set of instructions has for the weights of a format."""
     if chosen.vector_bits == 512 or chosen.name == "avx2_vnni":
         step = _vpdpbusd_512 if chosen.vector_bits == 512 else _vpdpbusd_256
-        if fmt.is_nibbles:
+        if not fmt.is_signed:
             return IntegerDot(0, _as_it_is, _from_bias, step, _is_done)
-        return IntegerDot(128, _add_128, _from_bias, step, _is_done)
+        prepare = _add_128 if fmt.codes is None else _as_it_is
+        return IntegerDot(128, prepare, _from_bias, step, _is_done)
     if chosen.name == "avx2":
-        if not fmt.is_nibbles:
+        if fmt.is_signed:
             return IntegerDot(0, _with_magnitude, _from_nothing, _signed_maddubs, _widened)
         most_steps = MOST_16_BITS // (2 * (2**fmt.bits - 1) * MOST_INPUT)
         step = functools.partial(_maddubs, most_steps)

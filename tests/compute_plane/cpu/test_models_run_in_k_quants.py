@@ -11,6 +11,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
 from bench.gpu.k_blocks import k_blocks
+from compute_plane.executor import weight_formats
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.executor.tiny_llama import (
     KERNEL_HEAD_DIM,
@@ -26,6 +27,7 @@ SPEC = replace(
 )
 PROMPTS = [[5, 17, 40, 41, 42, 9, 100, 77, 3, 88, 120, 121], [101, 8, 99]]
 Q4_K, Q5_K, Q6_K = TensorFormat.Q4_K, TensorFormat.Q5_K, TensorFormat.Q6_K
+IQ4_NL, Q8_0 = TensorFormat.IQ4_NL, TensorFormat.Q8_0
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def logits_of(formats: Mapping[str, TensorFormat], dtype: str) -> tuple[np.ndarr
         {"": Q6_K},
         {"embed": Q6_K, "v_proj": Q6_K, "down": Q6_K, "": Q4_K},
         {"embed": Q6_K, "gate": TensorFormat.Q2_K, "": TensorFormat.Q3_K},
-        {"embed": TensorFormat.IQ4_NL, "": TensorFormat.IQ4_XS},
+        {"embed": IQ4_NL, "": TensorFormat.IQ4_XS},
     ],
     ids=["Q4_K", "Q5_K", "Q6_K", "Q4_K_M", "Q3_K", "IQ4"],
 )
@@ -74,3 +76,14 @@ def test_a_model_says_what_its_decoded_weights_say(formats: Mapping[str, TensorF
     # Rows have eight bits: of these weights in Q8_0 the logits differ by 0.05, in Q4_1 by 0.06.
     assert np.linalg.norm(logits - exact) < 0.06 * np.linalg.norm(exact)
     assert tokens == exact_tokens
+
+
+def test_codes_of_four_bits_give_what_the_same_weights_give_in_eight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """IQ4_NL becomes Q8_0 exactly, so not a bit of the logits differs: of tiles, neither."""
+    as_stored, tokens = logits_of({"": IQ4_NL}, "auto")
+    monkeypatch.setitem(weight_formats.OWN_FORMAT, IQ4_NL, Q8_0)
+    in_eight_bits, same_tokens = logits_of({"": IQ4_NL}, "auto")
+    assert as_stored.tobytes() == in_eight_bits.tobytes()
+    assert tokens == same_tokens

@@ -42,8 +42,10 @@ SPEC = ModelSpec(
     num_parameters=0,
     weight_format="",
 )
-SHARED = ("Q4_K", "Q5_K", "Q6_K")
-OWN = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SHARED)
+SHARED = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+DRAWN = (*SHARED, "IQ4_NL")
+"""What the gguf package does not make."""
+OWN = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *DRAWN)
 WIDE_SPEC = dataclasses.replace(SPEC, hidden_size=256, intermediate_size=512, head_dim=64)
 """Rows of whole blocks of 256 weights."""
 
@@ -53,7 +55,7 @@ def spec_for(label):
 
 
 class ArraySource:
-    """A model's tensors in memory, random, each quantised by the gguf package."""
+    """A model's tensors in memory, random, each quantised by the gguf package or drawn."""
 
     def __init__(self, spec, label, own_labels=()):
         self.path = Path("m.gguf")
@@ -65,7 +67,7 @@ class ArraySource:
             values = random.standard_normal(shape, dtype=np.float32)
             role = name.removesuffix(".weight").split(".", 3)[-1]
             fmt = TensorFormat["F32" if len(shape) == 1 else dict(own_labels).get(role, label)]
-            if fmt.label in SHARED:
+            if fmt.label in DRAWN:
                 rows = random_blocks(fmt.label, *shape, random)
             else:
                 rows = gguf.quants.quantize(values, GgmlType[fmt.label])

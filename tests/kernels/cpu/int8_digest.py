@@ -39,7 +39,7 @@ makers = {"normed": row_inputs.normed_rows, "gated": row_inputs.gated_rows}
 labels, counts = list(INT8_FORMATS), (*range(1, 14), 16, 63, 64, rows)
 if "all" not in sys.argv:
     del makers["gated"]
-    labels = ["Q4_1", "Q8_0", "Q5_K", "Q6_K"]  # of every kind of weights and of scales
+    labels = ["Q4_1", "Q8_0", "Q5_K", "Q6_K", "IQ4_XS"]  # of every kind of weights and of scales
     counts = (1, 9, rows)
 for maker in makers.values():
     source = (random.standard_normal((rows, 2 * k)) * 5).astype(np.float32)
@@ -60,11 +60,12 @@ for label in labels:
     for at in SCALES_AT.get(label, (0,)):
         # In every third column d and m have no exponent: subnormal numbers.
         blocks.reshape(n, -1, fmt.block_bytes)[::3, :, at + 1] &= 0x83
-    # All bits of a column's weights, its scales as they are.
-    column = blocks[1].reshape(-1, fmt.block_bytes)
+    # All bits of a column's weights, none of another's, their scales as they are.
     places = [at + byte for at in SCALES_AT.get(label, (0,)) for byte in (0, 1)]
-    scales, column[:] = column[:, places], 0xFF
-    column[:, places] = scales
+    for number, byte in ((1, 0xFF), (2, 0x00)):
+        column = blocks[number].reshape(-1, fmt.block_bytes)
+        scales, column[:] = column[:, places], byte
+        column[:, places] = scales
     packed = packed_weights(label, blocks, k)
     for count in counts:
         out = np.empty((count, n), np.float32)

@@ -69,6 +69,14 @@ def _shared(label: str, records: UInt8Array) -> tuple[Float64Array, Float64Array
         scales = s.reshape(num_panels, -1, 8, 2, 16) * d[:, :, None, None]
         scales = scales.reshape(num_panels, -1, 2, 16)
         return scales, np.zeros_like(scales)
+    if label == "IQ4_XS":
+        fours = records[..., :64].reshape(num_panels, -1, 4, 1, 16)
+        low = np.concatenate((fours & 15, fours >> 4), axis=3).reshape(num_panels, -1, 8, 16)
+        twos = records[..., 64:96].reshape(num_panels, -1, 2, 1, 16)
+        upper = np.concatenate([twos >> 2 * turn & 3 for turn in range(4)], axis=3)
+        s = (low | upper.reshape(low.shape) << 4).astype(np.float64) - 32
+        scales = (s * _float16(records[..., 96:128])[:, :, None]).reshape(num_panels, -1, 1, 16)
+        return scales, np.zeros_like(scales)
     low = records[..., :128].reshape(num_panels, -1, 8, 16)
     pairs = records[..., 128:192].reshape(num_panels, -1, 4, 1, 16)
     high = np.concatenate((pairs & 15, pairs >> 4), axis=3).reshape(low.shape)

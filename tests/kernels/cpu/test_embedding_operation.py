@@ -27,12 +27,12 @@ VOCABULARY = 53
 def stored_rows(label: str) -> tuple[npt.NDArray[np.uint8], int]:
     """Return rows as a file holds them, and their number of elements."""
     random = np.random.default_rng(3)
-    if label in INT8_FORMATS and (
-        INT8_FORMATS[label].is_shared or label not in GgmlType.__members__
-    ):
+    fmt = INT8_FORMATS.get(label)
+    if fmt is not None and (fmt.is_shared or fmt.codes is not None):
+        # None of these does the gguf package make.
         width = whole_blocks(label, 512)
         rows = random_blocks(label, VOCABULARY, width, random)
-        blocks = rows[7].reshape(-1, INT8_FORMATS[label].block_bytes)
+        blocks = rows[7].reshape(-1, fmt.block_bytes)
         for at in SCALES_AT.get(label, (0,)):
             blocks[:, at + 1] &= 0x83  # below the smallest normal number, as below
         return rows, width

@@ -25,9 +25,10 @@ FORMATS = list(INT8_FORMATS)
 
 def scale_bits(fmt: Int8Format) -> int:
     """Bits of scales for 32 weights of a column."""
-    return {"OWN": 16, "OWN_WITH_MINIMUM": 32, "SHARED": 18, "SHARED_WITH_MINIMUM": 16}[
-        fmt.scales.name
-    ]
+    return {
+        "OWN": 16, "OWN_WITH_MINIMUM": 32,
+        "SHARED": 18, "SHARED_SIX_BITS": 8, "SHARED_WITH_MINIMUM": 16,
+    }[fmt.scales.name]  # fmt: skip
 
 
 @pytest.mark.parametrize("label", FORMATS)

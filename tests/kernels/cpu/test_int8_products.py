@@ -36,8 +36,8 @@ from tests.kernels.cpu.operation_calls import (
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-COVERED = ("Q5_1", "Q5_K")
-"""Made of what other formats have: fifth bits as Q5_0, scales as Q4_1 and Q4_K."""
+COVERED = ("Q5_1", "Q5_K", "IQ4_NL")
+"""Made of what other formats have: fifth bits as Q5_0, scales as Q4_1 and Q4_K; IQ4_XS and Q4_0."""
 FORMATS = [
     pytest.param(label, marks=pytest.mark.slow if label in COVERED else ())
     for label in INT8_FORMATS
@@ -82,8 +82,8 @@ def test_the_largest_numbers_are_multiplied_exactly(label: str) -> None:
     fmt = INT8_FORMATS[label]
     n, k, rows = 32, whole_blocks(label, 64), PAIR_ROWS + 3
     blocks = np.zeros((n, k // fmt.block_elements, fmt.block_bytes), np.uint8)
-    blocks[:16] = 0xFF if fmt.is_nibbles else 0x80  # 15, 31, 63 and −128
-    blocks[16:] = 0x00 if fmt.is_nibbles else 0x7F
+    most, least = (0xFF, 0x00) if fmt.is_nibbles else (0x80, 0x7F)
+    blocks[:16], blocks[16:] = most, least  # 15, 31, 63 and −128; 113 and −127 of IQ4
     if label == "Q6_K":
         blocks[:16, :, 192:208] = blocks[16:, :, 192:208] = 0x80  # s = −128
     for at in SCALES_AT.get(label, (0,)):

@@ -17,8 +17,8 @@ from tests.kernels.cpu.operation_calls import random_blocks, whole_blocks
 
 pytestmark = needs_tiles
 
-COVERED = ("Q5_0", "Q5_1", "Q5_K")
-"""Unpacked by the same instructions as Q6_K, with scales as others have."""
+COVERED = ("Q5_0", "Q5_1", "Q5_K", "IQ4_NL")
+"""Unpacked by the same instructions as Q6_K or Q4_F, with scales as others have."""
 FORMATS = [
     pytest.param(label, marks=pytest.mark.slow if label in COVERED else ())
     for label in INT8_FORMATS
