@@ -129,11 +129,6 @@ class Int8Format:
         return self.codes or tuple(q - self.offset for q in range(16))
 
     @property
-    def is_spread(self) -> bool:
-        """Whether a weight is put together from several places, or looked up."""
-        return self.high_bits > 0 or self.codes is not None
-
-    @property
     def has_minimum(self) -> bool:
         """Whether there is an m, or a dmin · n, beside the scale."""
         return self.scales in (Scales.OWN_WITH_MINIMUM, Scales.SHARED_WITH_MINIMUM)

@@ -68,7 +68,7 @@ def _product(fmt: Int8Format) -> Callable[..., None]:
     tiles_of_unpacked = emitted(types.void, *[types.int64] * 10)(
         int8_tiles(fmt, SIZES, SET, is_unpacked=True)
     )
-    unpack, unpacked_rows = unpacker(fmt, GROUP_PANELS, SET), unpacked_from(fmt)
+    unpack, unpacked_rows = unpacker(fmt, GROUP_PANELS, SET), unpacked_from(fmt, SET)
     is_unpacked = unpacked_rows > 0
     panel_bytes = panel_sizer(fmt)
     by_tiles = amx_product(fmt)

@@ -35,7 +35,9 @@ from kernels.cpu.int8_unpacking import (
     panel_at,
     unpacked_factors,
     unpacked_tile,
+    unpacked_tile_bytes,
     unpacked_weights,
+    unpacks_weights,
 )
 from kernels.cpu.int8_weights import (
     BIAS,
@@ -129,11 +131,11 @@ def _tile(
     following = builder.mul(panel_bytes_of(builder, fmt, groups), i64(panels))
     panel_places = [offset(builder, weights, builder.mul(second, i64(p))) for p in range(panels)]
     totals, in_registers = _totals(builder, rows, sizes, out)
-    unpacked_panels = []
+    unpacked_panels, size = [], unpacked_tile_bytes(fmt, chosen)
     if unpacked is not None:
         is_pair = builder.icmp_signed("!=", second, i64(0))
         step = builder.select(is_pair, groups, i64(0))
-        unpacked_panels = [panel_at(builder, fmt, unpacked, step, p) for p in range(panels)]
+        unpacked_panels = [panel_at(builder, size, unpacked, step, p) for p in range(panels)]
     # Here, not where the variables are made: a tile may stand in a loop.
     for total in chain(*totals):
         builder.store(constant(F32X, 0.0), total)
@@ -148,14 +150,14 @@ def _tile(
         right, below = builder.mul(group, i64(GROUP)), builder.mul(group, i64(4))
         values = [offset(builder, row.values, right) for row in places]
         row_sums = [offset(builder, row.sums, below) for row in places]
-        unpacked_tiles = [unpacked_tile(builder, fmt, at, group) for at in unpacked_panels]
+        unpacked_tiles = [unpacked_tile(builder, size, at, group) for at in unpacked_panels]
         scaled: list[list[Value]] = []
         for part in range(fmt.parts):
             biases = [
                 functools.cache(functools.partial(_bias, builder, fmt, chosen, at, part))
                 for at in row_sums
             ]
-            if unpacked_tiles and fmt.is_spread:
+            if unpacked_tiles and unpacks_weights(fmt, chosen):
                 weights = unpacked_weights(builder, fmt, unpacked_tiles, part)
             else:
                 weights = weights_of_tiles(builder, tiles, part, chosen, above)

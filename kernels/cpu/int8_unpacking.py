@@ -3,11 +3,12 @@
 To take a shared scale from its record costs as much as two rows' products with its weights, and to
 put upper bits to their nibbles as much again. Few rows meet each weight once and take it as it is;
 for more (`unpacked_from`) a group of panels is first unpacked into scratch memory, which for the
-usual K is the second-level cache:
+usual K is the second-level cache. To look weights up costs so little in vectors of 512 bits that
+unpacking them never pays there (Zen 4, 9 and 12 rows: 1.2 times as long); in shorter ones it does.
 
     tile      d │ m                                     float32 [16] each; or
               d of k 0–15 │ d of k 16–31
-              and where weights have upper bits:
+              and where weights are unpacked too (`unpacks_weights`):
               k 0–3 │ k 4–7 │ … │ k 28–31               64 bytes each, ready to be multiplied
     panel 0: tile 0, tile 1, …  │ panel 1: tile 0, …
 """
@@ -47,16 +48,21 @@ MINIMUM_AT: Final = VECTOR_BYTES
 WEIGHTS_AT: Final = 2 * VECTOR_BYTES
 
 
-def unpacked_from(fmt: Int8Format) -> int:
+def unpacks_weights(fmt: Int8Format, chosen: InstructionSet) -> bool:
+    """Tell whether it pays to unpack not only scales."""
+    return fmt.high_bits > 0 or (fmt.codes is not None and chosen.vector_bits != 512)
+
+
+def unpacked_from(fmt: Int8Format, chosen: InstructionSet) -> int:
     """Return the number of rows from which it pays for a format; 0: it never does."""
-    if fmt.is_spread:
+    if unpacks_weights(fmt, chosen):
         return 9
     return 3 if fmt.is_shared else 0
 
 
-def unpacked_tile_bytes(fmt: Int8Format) -> int:
+def unpacked_tile_bytes(fmt: Int8Format, chosen: InstructionSet) -> int:
     """Return the bytes of an unpacked tile."""
-    return WEIGHTS_AT + (GROUP * PANEL_COLUMNS if fmt.is_spread else 0)
+    return WEIGHTS_AT + (GROUP * PANEL_COLUMNS if unpacks_weights(fmt, chosen) else 0)
 
 
 def unpacker(fmt: Int8Format, panels: int, chosen: InstructionSet) -> Any:  # noqa: ANN401 - Numba's objects
@@ -72,8 +78,9 @@ def unpacker(fmt: Int8Format, panels: int, chosen: InstructionSet) -> Any:  # no
             for p in range(panels):
                 panel = offset(builder, weights, builder.mul(second, i64(p)))
                 tile = tile_of(builder, fmt, panel, groups, group)
-                first = panel_at(builder, fmt, unpacked, groups, p)
-                _unpack_tile(builder, tile, chosen, unpacked_tile(builder, fmt, first, group))
+                size = unpacked_tile_bytes(fmt, chosen)
+                first = panel_at(builder, size, unpacked, groups, p)
+                _unpack_tile(builder, tile, chosen, unpacked_tile(builder, size, first, group))
 
         counted_loop(builder, groups, body)
 
@@ -87,21 +94,21 @@ def _unpack_tile(builder: Builder, tile: Tile, chosen: InstructionSet, out: Valu
         store(builder, factors.d, offset(builder, out, part * VECTOR_BYTES))
         if factors.m is not None:
             store(builder, factors.m, offset(builder, out, MINIMUM_AT))
-        if tile.fmt.is_spread:
+        if unpacks_weights(tile.fmt, chosen):
             # All are loaded before the first is stored, which might be where others lie.
             above = integer_dot(chosen, tile.fmt).weight_offset
             for k, [weights] in list(weights_of_tiles(builder, [tile], part, chosen, above)):
                 store(builder, weights, offset(builder, out, WEIGHTS_AT + k * PANEL_COLUMNS))
 
 
-def panel_at(builder: Builder, fmt: Int8Format, unpacked: Value, groups: Value, p: int) -> Value:
-    """Return where panel `p` begins."""
-    return offset(builder, unpacked, builder.mul(groups, i64(p * unpacked_tile_bytes(fmt))))
+def panel_at(builder: Builder, size: int, unpacked: Value, groups: Value, p: int) -> Value:
+    """Return where panel `p` begins; `size`: `unpacked_tile_bytes`."""
+    return offset(builder, unpacked, builder.mul(groups, i64(p * size)))
 
 
-def unpacked_tile(builder: Builder, fmt: Int8Format, panel: Value, group: Value) -> Value:
+def unpacked_tile(builder: Builder, size: int, panel: Value, group: Value) -> Value:
     """Return where a tile of an unpacked panel begins."""
-    return offset(builder, panel, builder.mul(group, i64(unpacked_tile_bytes(fmt))))
+    return offset(builder, panel, builder.mul(group, i64(size)))
 
 
 def unpacked_factors(builder: Builder, fmt: Int8Format, tile: Value, part: int) -> PanelFactors:

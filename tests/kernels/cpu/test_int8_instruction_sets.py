@@ -19,12 +19,11 @@ from kernels.cpu.instruction_set import INSTRUCTION_SETS, InstructionSet, suppor
 from kernels.cpu.int8_packing import INT8_FORMATS
 from kernels.cpu.int8_sizes import int8_tile_sizes
 from kernels.cpu.int8_tile import int8_tiles
-from kernels.cpu.int8_unpacking import unpacked_from
+from kernels.cpu.int8_unpacking import unpacked_from, unpacks_weights
 from kernels.cpu.vector_ir import I64, VOID
 from tests.amx.sets import sets_that_run
 
 TIMEOUT_S = 1200
-UNPACKED = [label for label, fmt in INT8_FORMATS.items() if unpacked_from(fmt)]
 
 
 @dataclass(frozen=True)
@@ -122,14 +121,20 @@ def test_tiles_are_made_of_the_sets_dot_products(label: str, target: Target) -> 
 
 
 @pytest.mark.spread(2)
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize(
-    "label",
+    ("target", "label"),
     # One whose weights share bytes, one with upper bits, one that looks them up; the others are
     # made of the same pieces.
     [
-        pytest.param(label, marks=() if label in ("Q4_K", "Q6_K", "IQ4_XS") else pytest.mark.slow)
-        for label in UNPACKED
+        pytest.param(
+            target,
+            label,
+            marks=() if label in ("Q4_K", "Q6_K", "IQ4_XS") else pytest.mark.slow,
+            id=f"{target.name}-{label}",
+        )
+        for label, fmt in INT8_FORMATS.items()
+        for target in TARGETS
+        if unpacked_from(fmt, INSTRUCTION_SETS[target.name])
     ],
 )
 def test_tiles_of_unpacked_panels_find_there_what_was_unpacked(label: str, target: Target) -> None:
@@ -139,5 +144,6 @@ def test_tiles_of_unpacked_panels_find_there_what_was_unpacked(label: str, targe
     assert target.from_float16 in packed
     assert target.from_float16 not in unpacked
     assert target.shift_right in packed
-    # Weights that are not put together share bytes in memory of either kind.
-    assert (target.shift_right in unpacked) == (not INT8_FORMATS[label].is_spread)
+    # Weights that are not unpacked share bytes in memory of either kind.
+    of_weights = unpacks_weights(INT8_FORMATS[label], INSTRUCTION_SETS[target.name])
+    assert (target.shift_right in unpacked) != of_weights
