@@ -8,8 +8,8 @@ A block of GGUF's holds 32 consecutive elements of a row:
 
 Byte k of the nibbles holds element k in its low half and element k + 16 in its high half. The
 formats of five and six bits and those of 256 elements are `compute_plane.model.k_quants`, those
-that no kernel reads `compute_plane.model.read_only_quants` and `compute_plane.model.mxfp4`, those
-of group-wise quantised checkpoints `compute_plane.model.group_blocks`.
+that not every device reads `compute_plane.model.read_only_quants` and `compute_plane.model.mxfp4`,
+those of group-wise quantised checkpoints `compute_plane.model.group_blocks`.
 """
 
 from __future__ import annotations
