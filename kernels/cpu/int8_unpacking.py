@@ -56,7 +56,8 @@ def unpacks_weights(fmt: Int8Format, chosen: InstructionSet) -> bool:
 def unpacked_from(fmt: Int8Format, chosen: InstructionSet) -> int:
     """Return the number of rows from which it pays for a format; 0: it never does."""
     if unpacks_weights(fmt, chosen):
-        return 9
+        # Without an instruction that looks up, it takes longer than two rows' products.
+        return 2 if fmt.codes is not None and chosen.name == "generic" else 9
     return 3 if fmt.is_shared else 0
 
 
