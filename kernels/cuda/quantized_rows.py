@@ -104,7 +104,7 @@ class QuantizedRowsVariant:
     @property
     def expectation(self) -> Expectation:
         """Few registers: the memory is to be kept busy by many threads."""
-        store = "STG.64" if FORMATS[self.weights].runs == 2 else "STG.128"
+        store = "STG" if FORMATS[self.weights].runs == 2 else "STG.128"
         return Expectation(64, (store, "FFMA", "LOP3"))
 
     def grid(self, num_rows: int, num_inputs: int) -> tuple[int, int, int]:

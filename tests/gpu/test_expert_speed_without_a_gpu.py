@@ -152,7 +152,7 @@ def test_launches_that_begin_early_must_give_the_bits_of_launches_in_turn(
     monkeypatch.setattr(kernel_parts, "milliseconds", timer)
     found = Findings()
 
-    kernel_parts.experts(found, PartOptions(Path("not used"), 60))
+    kernel_parts.experts(found, PartOptions(Path("not used"), 3600))
 
     assert found.failures == [f"{QUANTISED.name}: {fault}" for fault in faults]
     assert [launcher.ways for launcher in made] == [[("",)], [()]]

@@ -105,7 +105,7 @@ def told(monkeypatch):
 
 @pytest.mark.parametrize("part", [kernel_parts.numerics, kernel_parts.every_variant])
 def test_numerics_are_of_launches_as_steps_have_them(told, part):
-    part(Findings(), PartOptions(Path("not used"), 60))
+    part(Findings(), PartOptions(Path("not used"), 3600))
     assert told == [{"begins_early": True}]
 
 
@@ -129,7 +129,7 @@ def test_cases_are_counted_by_the_operation_that_they_are_of(monkeypatch, capsys
     monkeypatch.setattr(needed_kernels, "needed_variants", lambda: variants)
 
     found = Findings()
-    kernel_parts.numerics(found, PartOptions(Path("not used"), 60))
+    kernel_parts.numerics(found, PartOptions(Path("not used"), 3600))
 
     cases = [len(draw_cases(variant)) for variant in variants]
     counts = dict(re.findall(r"numerics (\w+): (\d+) cases", capsys.readouterr().out))

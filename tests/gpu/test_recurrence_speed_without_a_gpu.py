@@ -145,7 +145,7 @@ def test_the_part_measures_everything_and_states_must_be_those_of_launches_in_tu
     monkeypatch.setattr(launchers, "CudaLauncher", make_launcher)
     found = Findings()
 
-    recurrence_parts.recurrences(found, PartOptions(Path("not used"), 60))
+    recurrence_parts.recurrences(found, PartOptions(Path("not used"), 3600))
 
     assert found.failures == [f"{CONVOLUTION.name}: {fault}" for fault in faults]
     assert [launcher.ways for launcher in made] == [[("",)] * 2, [()]]
