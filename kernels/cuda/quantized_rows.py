@@ -188,8 +188,8 @@ def make_quantized_rows(variant: QuantizedRowsVariant) -> Callable[..., None]:
             elif not has_exponents and not shares:
                 scale_at += i // 2 * 4
             shared_scale, shared_minimum = float32(0), float32(0)
-            if shares and first_tile < num_tiles:
-                # All tiles of a thread are of one unit.
+            if shares:
+                # All tiles of a thread are of one unit, and K is whole units.
                 at = panel_at + weight_bytes + num_tiles // span_tiles * span_bytes
                 at += first_tile // unit_tiles * shared_bytes
                 at += group * shared_group_bytes + i // 2 * 4
