@@ -59,11 +59,12 @@ MAX_ITEMS_IN_ROW: Final = {"grammar": 400}
 caller's own may have more the longer its text is, and the time of a step grows with the cube:
 `s: s s | s s s | "a" | ` took 25 ms at 400, and 2 s at 2000."""
 
-MAX_TOOLS_CPU_S: Final = 1.0
-"""For the schemas of all tools that an answer may call; 128 with ten properties each take 0.15."""
+MAX_TOOLS_CPU_S: Final = 3.0
+"""For the schemas of all tools that an answer may call; 128 with ten properties each take 0.15, in
+the format that needs most grammars and on a slow processor that others share 1.3."""
 
 MAX_WAITING: Final = 1024
-"""Requests that wait to be constrained; each takes milliseconds, a hostile one up to a second."""
+"""Requests that wait to be constrained; each takes milliseconds, a hostile one up to 3 s."""
 
 _log = structlog.get_logger(__name__)
 
