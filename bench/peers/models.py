@@ -1,11 +1,13 @@
 """The embedded model in the peers' formats, in the directory `models` beside their environments.
 
 All of them come from the one GGUF file: `llama-quantize` makes its variants, transformers
-dequantises it, and OpenVINO's exporter compresses that to its own formats.
+dequantises it, and OpenVINO's exporter compresses that to its own formats. Models of other shapes
+have random weights (`shapes`).
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from bench.peers.environments import llama_cpp_builds, llama_cpp_directory, python_of
 from bench.peers.processes import RUNNERS, peer_environment
+from bench.peers.shapes import Shape
 from compute_plane.model.source import DEFAULT, locate_model
 from planes.errors import ConfigError
 
@@ -65,6 +68,29 @@ def make(directory: Path, environments: Sequence[str]) -> None:
             _script(directory, "ovexport", "export_openvino.py", hf_float32, *wanted)
 
 
+def make_shapes(directory: Path, shapes: Sequence[Shape]) -> None:
+    """Make all formats of models with random weights that are not there yet. Raises EngineError."""
+    embedded = model_path(directory, DEFAULT_MODEL)
+    for shape in shapes:
+        targets = {model_path(directory, shape.file_of(words)): words for words in shape.formats}
+        if all(target.exists() for target in targets):
+            continue
+        source = model_path(directory, shape.source)
+        wanted = {
+            "architecture": shape.architecture,
+            "keys": shape.all_keys(),
+            "tensors": shape.tensors(),
+        }
+        python = str(python_of(directory, "llamacpp"))
+        _run(
+            [python, str(RUNNERS / "make_shape.py"), str(embedded), str(source)],
+            peer_environment(), json.dumps(wanted),
+        )  # fmt: skip
+        for target, words in targets.items():
+            _quantise(directory, source, target, words)
+        source.unlink()  # several gigabytes that nothing reads again
+
+
 def _quantise(directory: Path, source: Path, target: Path, words: Sequence[str]) -> None:
     if target.exists():
         return
@@ -85,7 +111,7 @@ def _script(directory: Path, environment: str, script: str, *arguments: object) 
     )
 
 
-def _run(command: Sequence[str], environ: Mapping[str, str]) -> None:
-    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, check=False)
+def _run(command: Sequence[str], environ: Mapping[str, str], given: str = "") -> None:
+    done = subprocess.run(command, env=environ, input=given, text=True, check=False)
     if done.returncode != 0:
         raise ConfigError(f"status {done.returncode} of {' '.join(command)}", field="directory")

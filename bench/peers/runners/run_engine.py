@@ -1,7 +1,8 @@
-"""This product's CPU engine in process, without planes: steps of one token, one after the other.
+"""This product's CPU engine in process, without planes: steps, one after the other.
 
 Like `llama-bench` it begins with an empty context and counts every token; unlike it, it samples
-each, and the next step begins with that one. `settings`: of `ComputePlaneConfig`.
+each that it generates, and the next step begins with that one. Prompts are cut as the engine
+prefers them. `settings`: of `ComputePlaneConfig`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ GREEDY: Final = 0.0
 
 class OwnEngine:
     def __init__(self, job: Job) -> None:
-        if job.kind != "decode":
-            raise ValueError(f"the engine alone is measured by decode, not by {job.kind}")
+        if job.kind not in ("decode", "prefill"):
+            raise ValueError(f"the engine alone is not measured by {job.kind}")
+        self._is_prefill = job.kind == "prefill"
         config = ComputePlaneConfig(model=job.model, num_threads=job.threads, **job.settings)
         model = load_model(job.model)
         self._block_size = config.block_size
@@ -49,33 +51,51 @@ class OwnEngine:
         self.versions = {"numerics": self._built.numerics_id}
 
     def measure(self, prompts: list[list[int]], output_tokens: int) -> tuple[int, float]:
+        if self._is_prefill:
+            return self._prefill(prompts[0])
         token = prompts[0][0]
-        tables = int32(np.arange(-(-output_tokens // self._block_size)))[None]
+        tables = self._tables(output_tokens)
         began = time.perf_counter()
         for position in range(output_tokens):
-            batch = one_token(token, position, tables)
+            batch = self._step([token], position, tables, 1, is_last=True)
             token = int(self._built.executor.execute(batch).next_tokens[0])
         return output_tokens, time.perf_counter() - began
+
+    def _prefill(self, prompt: list[int]) -> tuple[int, float]:
+        tables, chunk = self._tables(len(prompt)), self._built.preferred_prefill_chunk
+        began = time.perf_counter()
+        for start in range(0, len(prompt), chunk):
+            end = min(len(prompt), start + chunk)
+            batch = self._step(
+                prompt[start:end], start, tables, len(prompt), is_last=end == len(prompt)
+            )
+            self._built.executor.execute(batch)
+        return len(prompt), time.perf_counter() - began
+
+    def _tables(self, num_tokens: int) -> Int32Array:
+        return int32(np.arange(-(-num_tokens // self._block_size)))[None]
+
+    def _step(
+        self, tokens: list[int], start: int, tables: Int32Array, num_prompt: int, *, is_last: bool
+    ) -> ExecutionBatch:
+        end = start + len(tokens)
+        return ExecutionBatch(
+            input_tokens=int32(tokens),
+            positions=int32(range(start, end)),
+            seq_lens=int32([end]),
+            block_tables=tables,
+            is_prefill=np.full(1, self._is_prefill),
+            prompt_lens=int32([num_prompt]),
+            query_lens=int32([len(tokens)]),
+            sampled_rows=int32([0] if is_last else []),
+            sampling=[SamplingRow(GREEDY, 1.0, 0, 0, end)] if is_last else [],
+            states=int32([0] if self._built.num_states else []),
+        )
 
     def close(self) -> None:
         close = getattr(self._built.executor, "close", None)
         if close is not None:
             close()
-
-
-def one_token(token: int, position: int, tables: Int32Array) -> ExecutionBatch:
-    """Return the step of one sequence's next token."""
-    return ExecutionBatch(
-        input_tokens=int32([token]),
-        positions=int32([position]),
-        seq_lens=int32([position + 1]),
-        block_tables=tables,
-        is_prefill=np.zeros(1, dtype=np.bool_),
-        prompt_lens=int32([1]),
-        query_lens=int32([1]),
-        sampled_rows=int32([0]),
-        sampling=[SamplingRow(GREEDY, 1.0, 0, 0, position + 1)],
-    )
 
 
 def int32(values: object) -> Int32Array:
