@@ -194,7 +194,7 @@ class ProductRecords:
         if len(gate_up) != 1 or self.format_of(down) != RowFormat.BF16:
             return None
         [matrix] = gate_up
-        product = gated_product_of(matrix.format, matrix.k, matrix.n, self.format_of(matrix))
+        product = gated_product_of(matrix.format, matrix.n, self.format_of(matrix))
         if product is None:
             return None
         return self._record(product, matrix, self._rows.gated, matrix.n // 2)

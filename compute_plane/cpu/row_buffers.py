@@ -50,12 +50,12 @@ def product_of(weight_format: str, k: int, row_format: RowFormat) -> tuple[Opera
         operation = product_bf16_rows
     else:
         operation = FLOAT_PRODUCTS[weight_format]
-    scratch_bytes = float_scratch_bytes(k, is_quantised=is_quantised)
+    scratch_bytes = float_scratch_bytes(is_quantised=is_quantised)
     return operation, scratch_bytes, GROUP_PANELS * PANEL_COLUMNS
 
 
 def gated_product_of(
-    weight_format: str, k: int, n: int, row_format: RowFormat
+    weight_format: str, n: int, row_format: RowFormat
 ) -> tuple[Operation, int, int] | None:
     """Return the product of gate and up columns that gates its own sums; None if there is none.
 
@@ -65,7 +65,7 @@ def gated_product_of(
     has_amx = selected_instruction_set().has_amx
     if not has_amx or row_format != RowFormat.BF16 or n % width:
         return None
-    scratch_bytes = float_scratch_bytes(k, is_quantised=weight_format in INT8_PRODUCTS)
+    scratch_bytes = float_scratch_bytes(is_quantised=weight_format in INT8_PRODUCTS)
     return GATED_PRODUCTS[weight_format], scratch_bytes, width
 
 

@@ -54,9 +54,15 @@ _INTERLEAVED: Final = [half + lane for lane in range(LANES) for half in (0, LANE
 
 
 def bf16_unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return void(panel, groups, tiles): unpack a panel of K/32 tiles into one of bfloat16."""
+    """Return void(panel, groups, first, count, tiles), which unpacks a part of a panel.
 
-    def unpack(builder: Builder, panel: Value, groups: Value, tiles: Value) -> None:
+    panel: address of one of `groups` tiles. `count` of them, from `first` on, become tiles of
+    bfloat16 at `tiles`.
+    """
+
+    def unpack(
+        builder: Builder, panel: Value, groups: Value, first: Value, count: Value, tiles: Value
+    ) -> None:
         values = [float(value) for value in fmt.values]
         above = [
             float((q & ((1 << fmt.high_bits) - 1)) << fmt.low_bits) for q in range(NIBBLE_VALUES)
@@ -80,9 +86,9 @@ def bf16_unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             top = builder.shl(lanes, constant(I32X, 24 - 8 * byte)) if byte < 3 else lanes
             return builder.sitofp(builder.ashr(top, constant(I32X, 24)), F32X)
 
-        def body(group: Value) -> None:
-            packed = tile_of(builder, fmt, panel, groups, group)
-            tile = offset(builder, tiles, builder.mul(group, i64(BF16_TILE_BYTES)))
+        def body(index: Value) -> None:
+            packed = tile_of(builder, fmt, panel, groups, builder.add(first, index))
+            tile = offset(builder, tiles, builder.mul(index, i64(BF16_TILE_BYTES)))
             for line in range(0, fmt.tile_bytes, VECTOR_BYTES):
                 ahead = PREFETCHED_TILES * fmt.tile_bytes + line
                 prefetch(builder, offset(builder, packed.address, ahead))
@@ -112,10 +118,10 @@ def bf16_unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
                         at = offset(builder, tile, first_k // 2 * VECTOR_BYTES)
                         store(builder, _pairs(builder, even, odd), at)
 
-        counted_loop(builder, groups, body)
+        counted_loop(builder, count, body)
 
     unpack.__name__ = f"bf16_of_{fmt.label}".lower()
-    return emitted(types.void, *[types.int64] * 3)(unpack)
+    return emitted(types.void, *[types.int64] * 5)(unpack)
 
 
 def _pairs(builder: Builder, even: Value, odd: Value) -> Value:

@@ -55,20 +55,21 @@ ROW_BYTES: Final = 64
 TILE_BYTES: Final = TILE_ROWS * ROW_BYTES
 BLOCK_BYTES: Final = 2 * BLOCK_PANELS * TILE_BYTES
 """Of the sums of a block, 32 rows of 32 float32."""
-GROUP_PAIRS: Final = 16
-GROUP_BYTES: Final = 512 << 10
+PART_TILES: Final = 64
+"""k tiles that are multiplied at once, about: sums of longer rows are kept in memory in between."""
+GROUP_PAIRS: Final = 8
+GROUP_BYTES: Final = GROUP_PAIRS * BLOCK_PANELS * PART_TILES * TILE_BYTES
 """Pairs of panels, and their bytes, that one block of rows meets before the next block comes: they
-stay in the second-level cache."""
+stay in the second-level cache, and are unpacked once for TOGETHER_ROWS rows."""
+TOGETHER_ROWS: Final = 512
 TAIL_BYTES: Final = 2 * AMX_DEPTH
-FIXED_BYTES: Final = (GROUP_PAIRS + 1) * BLOCK_BYTES + BLOCK_ROWS * TAIL_BYTES
+UNFINISHED_BYTES: Final = TOGETHER_ROWS // BLOCK_ROWS * GROUP_PAIRS * BLOCK_BYTES
+FIXED_BYTES: Final = BLOCK_BYTES + UNFINISHED_BYTES + BLOCK_ROWS * TAIL_BYTES
 
 
-def amx_scratch_bytes(k: int, *, is_quantised: bool) -> int:
-    """Return the scratch memory a worker needs for a product with `k` inputs."""
-    if not is_quantised:
-        return FIXED_BYTES
-    pair = BLOCK_PANELS * (k // AMX_DEPTH) * TILE_BYTES
-    return FIXED_BYTES + max(pair, GROUP_BYTES)
+def amx_scratch_bytes(*, is_quantised: bool) -> int:
+    """Return the scratch memory a worker needs for a product in the tile registers."""
+    return FIXED_BYTES + (GROUP_BYTES if is_quantised else 0)
 
 
 SIZES: Final = tile_sizes(SET)
@@ -77,7 +78,7 @@ MOST_ROWS: Final = SIZES.rows[0]
 FEW_ROWS: Final = SIZES.rows[1]
 
 
-def float_scratch_bytes(k: int, *, is_quantised: bool = False) -> int:
-    """Return the scratch memory a worker needs for a product with `k` inputs."""
+def float_scratch_bytes(*, is_quantised: bool = False) -> int:
+    """Return the scratch memory a worker needs for a product, whatever its size."""
     vectors = 4 * MOST_ROWS * GROUP_PANELS * PANEL_COLUMNS
-    return max(vectors, amx_scratch_bytes(k, is_quantised=is_quantised) if SET.has_amx else 0)
+    return max(vectors, amx_scratch_bytes(is_quantised=is_quantised) if SET.has_amx else 0)

@@ -71,7 +71,7 @@ def run_product(
     from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord, operation_named
 
     record, header = np.zeros(RECORD_WORDS, np.int64), np.zeros(HEADER_WORDS, np.int64)
-    scratch = aligned(float_scratch_bytes(rows.shape[1], is_quantised=True))
+    scratch = aligned(float_scratch_bytes(is_quantised=True))
     header[StepWord.SCRATCH] = scratch.ctypes.data
     header[StepWord.SCRATCH_BYTES] = len(scratch)
     header[StepWord.NUM_TOKENS], header[StepWord.FIRST_TOKEN] = len(rows), FIRST_ROW

@@ -57,7 +57,7 @@ def operations_of_the_set() -> Iterator[Operation]:
         for of_prompt in (False, True):
             row_format = row_format_of(label, of_prompt=of_prompt)
             yield product_of(label, k, row_format)[0]
-            if (gated := gated_product_of(label, k, n, row_format)) is not None:
+            if (gated := gated_product_of(label, n, row_format)) is not None:
                 yield gated[0]
 
 

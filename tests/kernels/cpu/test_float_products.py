@@ -31,8 +31,11 @@ SHAPES = [
     (33, 577, 49),
     (70, 672, 80),
     (130, 2048, 64),
+    (35, 3107, 33),
+    (530, 72, 40),
+    (34, 4096, 300),
 ]
-"""(M, K, N): below, at and above the borders of tiles, panels, pairs and blocks."""
+"""(M, K, N): below, at and above the borders of tiles, panels, pairs, blocks, parts and spans."""
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -19,8 +19,15 @@ from tests.kernels.cpu.test_unpacked_products import FORMATS, example, operation
 pytestmark = needs_tiles
 
 MARK = 0x4321
-SHAPES = [(1, 576, 96), (17, 96, 32), (33, 576, 1088), (70, 672, 160), (42, 2048, 608)]
-"""(M, K, N): one and several groups of pairs, blocks that are not full."""
+SHAPES = [
+    (1, 576, 96),
+    (17, 96, 32),
+    (33, 576, 1088),
+    (70, 672, 160),
+    (42, 2048, 608),
+    (40, 6144, 320),
+]
+"""(M, K, N): one and several groups of pairs and parts, blocks that are not full."""
 
 
 def matrices(label: str, m: int, k: int, n: int):

@@ -30,8 +30,10 @@ SHAPES = [
     (33, 576, 49),
     (70, 672, 80),
     (42, 2048, 600),
+    (40, 6144, 300),
+    (530, 3328, 34),
 ]
-"""(M, K, N): one and several groups of pairs, an odd panel, blocks that are not full."""
+"""(M, K, N): one and several groups of pairs, parts, spans; panels and blocks that are not full."""
 
 
 def operation_of(label: str) -> str:
