@@ -1,7 +1,7 @@
 """Models of known shapes with random weights: speed depends on shapes, and few files are at hand.
 
 Large ones are cut to some of their layers; all have the embedded model's vocabulary and tokenizer,
-and their embedding is their head, too. `runners/make_shape.py` writes them.
+and their embedding is their head, too, but of gpt-oss. `runners/make_shape.py` writes them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Shape:
     layers: Sequence[Tensors]
     formats: Sequence[Sequence[str]] = (("--pure", "Q4_0"),)
     output_norm: str = "output_norm"
+    is_tied: bool = True
 
     def file_of(self, words: Sequence[str]) -> str:
         """Return the name of the file in one of the formats."""
@@ -58,6 +59,8 @@ class Shape:
         found: Tensors = {"token_embd.weight": (VOCABULARY, self.hidden)}
         for index, layer in enumerate(self.layers):
             found |= {f"blk.{index}.{name}": shape for name, shape in layer.items()}
+        if not self.is_tied:
+            found["output.weight"] = (VOCABULARY, self.hidden)
         return found | {f"{self.output_norm}.weight": (self.hidden,)}
 
 
@@ -236,27 +239,31 @@ def _gemma3() -> Shape:
     )  # fmt: skip
 
 
-def _deepseek() -> Shape:
-    every = norms(2048, "attn_norm", "ffn_norm") | norms(512, "attn_kv_a_norm") | {
-        "attn_q.weight": (3072, 2048),
+def _glm_flash() -> Shape:
+    every = norms(2048, "attn_norm", "ffn_norm") | norms(512, "attn_kv_a_norm")
+    every |= norms(768, "attn_q_a_norm") | {
+        "attn_q_a.weight": (768, 2048),
+        "attn_q_b.weight": (5120, 768),
         "attn_kv_a_mqa.weight": (576, 2048),
-        "attn_k_b.weight": (16, 512, 128),
-        "attn_v_b.weight": (16, 128, 512),
-        "attn_output.weight": (2048, 2048),
-    }  # fmt: skip
-    mixture = every | experts(2048, 1408, 64) | mlp(2048, 2816, "_shexp")
+        "attn_k_b.weight": (20, 512, 192),
+        "attn_v_b.weight": (20, 256, 512),
+        "attn_output.weight": (2048, 5120),
+    }
+    mixture = every | experts(2048, 1536, 64) | mlp(2048, 1536, "_shexp")
+    mixture |= {"exp_probs_b.bias": (64,)}
     return Shape(
-        "deepseek", "4 layers of DeepSeek V2 Lite's", "deepseek2", 2048,
+        "glm-flash", "4 layers of GLM-4.7-Flash's", "deepseek2", 2048,
         {
-            "attention.head_count": 16, "attention.head_count_kv": 1,
+            "attention.head_count": 20, "attention.head_count_kv": 1,
             "attention.key_length": 576, "attention.value_length": 512,
-            "attention.key_length_mla": 192, "attention.value_length_mla": 128,
-            "attention.kv_lora_rank": 512, "rope.dimension_count": 64,
-            **experts_keys(64, 6, 1408), "feed_forward_length": 10944,
-            "expert_shared_count": 2, "leading_dense_block_count": 1,
-            "expert_weights_scale": 1.0, "expert_gating_func": 1,
+            "attention.key_length_mla": 256, "attention.value_length_mla": 256,
+            "attention.q_lora_rank": 768, "attention.kv_lora_rank": 512,
+            "rope.dimension_count": 64, **experts_keys(64, 4, 1536), "feed_forward_length": 10240,
+            "expert_shared_count": 1, "leading_dense_block_count": 1, "expert_group_count": 1,
+            "expert_group_used_count": 1, "expert_weights_scale": 1.8, "expert_weights_norm": True,
+            "expert_gating_func": 2,
         },
-        [every | mlp(2048, 10944), *[mixture] * 3],
+        [every | mlp(2048, 10240), *[mixture] * 3],
     )  # fmt: skip
 
 
@@ -277,11 +284,11 @@ def _gpt_oss() -> Shape:
             "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096,
         },
         [layer] * 3,
-        (("MXFP4_MOE",),),
+        (("MXFP4_MOE",),), is_tied=False,
     )  # fmt: skip
 
 
 SHAPES: Final = (
     _llama(), _granite_moe(), _qwen3_moe(), _qwen35(), _lfm2(), _granite_h(), _gemma3(),
-    _deepseek(), _gpt_oss(),
+    _glm_flash(), _gpt_oss(),
 )  # fmt: skip
