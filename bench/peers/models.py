@@ -81,9 +81,11 @@ def make_shapes(directory: Path, shapes: Sequence[Shape]) -> None:
             "keys": shape.all_keys(),
             "tensors": shape.tensors(),
         }
-        python = str(python_of(directory, "llamacpp"))
+        python = python_of(directory, "llamacpp")
+        if not python.exists():
+            raise ConfigError(f"there is no {python}; the llamacpp peer makes it", field="shapes")
         _run(
-            [python, str(RUNNERS / "make_shape.py"), str(embedded), str(source)],
+            [str(python), str(RUNNERS / "make_shape.py"), str(embedded), str(source)],
             peer_environment(), json.dumps(wanted),
         )  # fmt: skip
         for target, words in targets.items():

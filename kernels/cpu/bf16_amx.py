@@ -19,11 +19,14 @@ What was tried (one core of a Sapphire Rapids server, 256 rows, K 576, N 512, ra
     loading both weights and both rows, then multiplying              1.38 TFLOP/s
     each multiplication right behind its second operand               1.50
     and after every 10 k tiles on to the next panels, so that the
-    rows stay in the first-level cache (`bf16_amx_product`)           1.59
+    rows stay in the first-level cache                                1.59
     software prefetch of weights, rows or output; rows copied into
     contiguous tiles                                                  slower
     one block again and again, all of it in the first-level cache     2.2
     multiplications alone, no operand ever loaded                     3.15
+
+That turning after 10 k tiles was given up once longer rows were looked at: with parts as
+`bf16_amx_product` has them it takes 1.1 to 1.2 times as long, at K 576 too (another server).
 
 All of these are a fifth faster on zeros: measure with numbers. Wide outputs are bound by memory:
 N 3072 writes 3 MB and reads 4 MB for 0.9 GFLOP, and runs at 1.35.
