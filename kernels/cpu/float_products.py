@@ -31,7 +31,6 @@ from kernels.cpu.compiled import define, scratch, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.float_packing import AMX_DEPTH, PANEL_COLUMNS
 from kernels.cpu.float_sizes import (
-    FEW_ROWS,
     GROUP_PANELS,
     MOST_ROWS,
     SIZES,
@@ -39,7 +38,7 @@ from kernels.cpu.float_sizes import (
 from kernels.cpu.float_tile import ROW_BYTES, float_tiles
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import INT8_FORMATS
-from kernels.cpu.matrix_product import sums_writer
+from kernels.cpu.matrix_product import sums_writer, tile_rows
 from kernels.cpu.operands import Product
 
 SET: Final = selected_instruction_set()
@@ -71,12 +70,7 @@ def _product(weights: str, row: str, element_bytes: int) -> Callable[..., None]:
             at = weights_at + group * GROUP_PANELS * panel
             r = 0
             while r < num_rows:
-                left = num_rows - r
-                rows = 1
-                if left >= MOST_ROWS:
-                    rows = MOST_ROWS
-                elif left >= FEW_ROWS:
-                    rows = FEW_ROWS
+                rows = tile_rows(num_rows - r, MOST_ROWS)
                 tiles(rows, x + r * k * row_bytes, k * row_bytes, k, at, panel, last_panel, sums)
                 target = out + 4 * (r * stride + column)
                 write_sums(sums, rows, columns, target, stride, accumulate)

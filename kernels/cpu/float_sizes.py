@@ -18,13 +18,13 @@ SET: Final = selected_instruction_set()
 class TileSizes:
     """The tiles of an instruction set.
 
-    `rows`: of the tiles, largest first, the last is 1; M rows are cut into as many of each as go
-    in. `panels`: of every tile. `sums`: float sums of a row and a panel that registers hold at
-    once. A tile of floats with more of them is computed a few panels after the other, one of
-    integers keeps them in memory.
+    `rows`: of the largest; there are tiles of every number up to it, and M rows are cut into the
+    fewest that hold them, of equal sizes. `panels`: of every tile. `sums`: float sums of a row and
+    a panel that registers hold at once. A tile of floats with more of them is computed a few panels
+    after the other, one of integers keeps them in memory.
     """
 
-    rows: tuple[int, ...]
+    rows: int
     panels: int
     sums: int
 
@@ -42,10 +42,10 @@ def tile_sizes(chosen: InstructionSet) -> TileSizes:
     row of 12.
     """
     if chosen.vector_bits == 512:
-        return TileSizes((8, 4, 1), 3, 24)
+        return TileSizes(8, 3, 24)
     if chosen.vector_bits == 256:
-        return TileSizes((4, 2, 1), 2, 4)
-    return TileSizes((2, 1), 3, 6)
+        return TileSizes(4, 2, 4)
+    return TileSizes(2, 3, 6)
 
 
 TILE_ROWS: Final = 16
@@ -74,8 +74,7 @@ def amx_scratch_bytes(*, is_quantised: bool) -> int:
 
 SIZES: Final = tile_sizes(SET)
 GROUP_PANELS: Final = SIZES.panels
-MOST_ROWS: Final = SIZES.rows[0]
-FEW_ROWS: Final = SIZES.rows[1]
+MOST_ROWS: Final = SIZES.rows
 
 
 def float_scratch_bytes(*, is_quantised: bool = False) -> int:

@@ -62,8 +62,8 @@ TileEmitter = Callable[..., None]
 def float_tiles(weights: str, row: str, sizes: TileSizes, chosen: InstructionSet) -> TileEmitter:
     """Return an emitter of void(rows, x, row_stride, k, weights, panel_stride, last_panel, out).
 
-    rows: of this tile, one of `sizes.rows`. `weights`: F32, F16 or BF16; `row`: F32 or BF16, what x
-    holds (BF16 needs BF16 weights). x: address of the rows, k elements each, row_stride bytes
+    rows: of this tile, `sizes.rows` at most. `weights`: F32, F16 or BF16; `row`: F32 or BF16, what
+    x holds (BF16 needs BF16 weights). x: address of the rows, k elements each, row_stride bytes
     apart. weights: address of the first panel; panels lie panel_stride bytes apart; of
     `sizes.panels` of them those above last_panel do not exist and are read as last_panel. out: the
     sums, float32 [rows, panels · 16].
@@ -73,7 +73,7 @@ def float_tiles(weights: str, row: str, sizes: TileSizes, chosen: InstructionSet
         end = builder.append_basic_block("tile.end")
         one = builder.append_basic_block("tile.rows.1")
         choice = builder.switch(rows, one)
-        for count in sizes.rows:
+        for count in range(sizes.rows, 0, -1):
             block = one if count == 1 else builder.append_basic_block(f"tile.rows.{count}")
             if count != 1:
                 choice.add_case(i64(count), block)

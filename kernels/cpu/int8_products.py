@@ -40,20 +40,19 @@ from kernels.cpu.int8_amx_product import amx_product
 from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, PANEL_COLUMNS, Int8Format
 from kernels.cpu.int8_pair_product import PAIR_ROWS, PAIRED_BITS, pair_product
 from kernels.cpu.int8_sizes import (
-    FEW_ROWS,
     GROUP_PANELS,
     HAS_AMX,
     MOST_ROWS,
+    MOST_ROWS_OF_PARTS,
     PAIRS_PRODUCTS,
     SIZES,
-    SOME_ROWS,
     SUMS_OF_TILE_BYTES,
     WIDTH,
 )
 from kernels.cpu.int8_tile import int8_tiles
 from kernels.cpu.int8_unpacking import unpacked_from, unpacker
 from kernels.cpu.int8_weights import panel_sizer
-from kernels.cpu.matrix_product import sums_writer
+from kernels.cpu.matrix_product import sums_writer, tile_rows
 from kernels.cpu.operands import Product
 
 SET: Final = selected_instruction_set()
@@ -76,8 +75,7 @@ def _product(fmt: Int8Format) -> Callable[..., None]:
     in_tiles = HAS_AMX and fmt.parts == 1
     in_pairs = PAIRS_PRODUCTS and fmt.bits == PAIRED_BITS
     write_sums = sums_writer(GROUP_PANELS)
-    # Two parts have sums of their own: six rows would not fit the registers.
-    most_rows = MOST_ROWS if fmt.parts == 1 else SOME_ROWS
+    most_rows = MOST_ROWS if fmt.parts == 1 else MOST_ROWS_OF_PARTS
 
     def multiply(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
         x, scales = word(record, Product.INPUT), word(record, Product.INPUT_SCALES)
@@ -122,14 +120,7 @@ def _product(fmt: Int8Format) -> Callable[..., None]:
                 unpack(at, second, groups, unpacked)
             r = 0
             while r < num_rows:
-                left = num_rows - r
-                rows = 1
-                if left >= most_rows and left != 2 * SOME_ROWS:
-                    rows = most_rows
-                elif left >= SOME_ROWS:
-                    rows = SOME_ROWS
-                elif left >= FEW_ROWS:
-                    rows = FEW_ROWS
+                rows = tile_rows(num_rows - r, most_rows)
                 down = 4 * r * groups
                 if is_unpacked and num_rows >= unpacked_rows:
                     tiles_of_unpacked(

@@ -14,16 +14,16 @@ SET: Final = selected_instruction_set()
 def int8_tile_sizes(chosen: InstructionSet) -> TileSizes:
     """Return tiles whose sums, weights and input fit the set's registers.
 
-    512 bits, 32 registers: 6 · 2 integer and 6 · 2 float sums, 4 weights, 1 input; fewer rows for
-    what is left of a step. 256 bits, 16 registers, two to a vector of 16 lanes: 4 · 1 integer sums,
-    weights and input; float sums, which are added to once in 32 k's, stay in memory from 2 rows on.
-    128 bits, 32 registers: 2 · 1 of each sum, as no other was measured; 16 registers: 1 row.
+    512 bits, 32 registers: 6 · 2 integer and 6 · 2 float sums, 4 weights, 1 input. 256 bits, 16
+    registers, two to a vector of 16 lanes: 4 · 1 integer sums, weights and input; float sums, which
+    are added to once in 32 k's, stay in memory from 2 rows on. 128 bits, 32 registers: 2 · 1 of
+    each sum, as no other was measured; 16 registers: 1 row.
     """
     if chosen.vector_bits == 512:
-        return TileSizes((6, 4, 2, 1), 2, 12)
+        return TileSizes(6, 2, 12)
     if chosen.vector_bits == 256:
-        return TileSizes((4, 2, 1), 1, 1)
-    return TileSizes((2, 1), 1, 2) if chosen.vector_registers == 32 else TileSizes((1,), 1, 1)
+        return TileSizes(4, 1, 1)
+    return TileSizes(2, 1, 2) if chosen.vector_registers == 32 else TileSizes(1, 1, 1)
 
 
 BLOCK_ROWS: Final = 16
@@ -65,10 +65,9 @@ def pair_scratch_bytes(k: int) -> int:
 SIZES: Final = int8_tile_sizes(SET)
 GROUP_PANELS: Final = SIZES.panels
 WIDTH: Final = GROUP_PANELS * PANEL_COLUMNS
-MOST_ROWS: Final = SIZES.rows[0]
-SOME_ROWS: Final = 4 if 4 in SIZES.rows else SIZES.rows[0]
-FEW_ROWS: Final = min(2, MOST_ROWS)
-"""Tiles of rows that are left, fewer each time."""
+MOST_ROWS: Final = SIZES.rows
+MOST_ROWS_OF_PARTS: Final = min(4, MOST_ROWS)
+"""Of formats whose groups have two parts, with sums of their own: six would need more registers."""
 HAS_AMX: Final = SET.has_amx
 PAIRS_PRODUCTS: Final = SET.pairs_products
 

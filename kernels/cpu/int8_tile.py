@@ -88,8 +88,8 @@ def int8_tiles(
 ) -> TileEmitter:
     """Return an emitter of one tile, whose number of rows is an argument.
 
-    void(rows, x, scales, scaled_sums, sums, groups, weights, second, out). rows: one of
-    `sizes.rows`. x, scales, scaled_sums, sums: addresses of the rows' parts
+    void(rows, x, scales, scaled_sums, sums, groups, weights, second, out). rows: at
+    most `sizes.rows`. x, scales, scaled_sums, sums: addresses of the rows' parts
     (`kernels.cpu.matrix_product`). groups: K/32. weights: address of the first panel. second: bytes
     from a panel to the next; 0 where there is but one, which is then computed twice. out: the
     sums, float32 [rows, panels · 16], aligned to 64 bytes. `is_unpacked`: another operand behind
@@ -100,7 +100,7 @@ def int8_tiles(
         end = builder.append_basic_block("tile.end")
         one = builder.append_basic_block("tile.rows.1")
         choice = builder.switch(rows, one)
-        for count in sizes.rows:
+        for count in range(sizes.rows, 0, -1):
             block = one if count == 1 else builder.append_basic_block(f"tile.rows.{count}")
             if count != 1:
                 choice.add_case(i64(count), block)

@@ -24,6 +24,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from kernels.cpu.compiled import inlined
 from kernels.cpu.emitted import emitted
 from kernels.cpu.vector_ir import (
     F32,
@@ -37,6 +38,16 @@ from kernels.cpu.vector_ir import (
     offset,
     store,
 )
+
+
+@inlined()
+def tile_rows(left: int, most: int) -> int:
+    """Return the rows of the next tile of those left: the fewest tiles that hold them are equal.
+
+    Each tile goes through the weights once more: three rows by two tiles take as long as four.
+    """
+    num_tiles = (left + most - 1) // most
+    return (left + num_tiles - 1) // num_tiles
 
 
 def sums_writer(panels: int) -> Any:  # noqa: ANN401 - Numba's objects

@@ -138,6 +138,17 @@ def test_a_row_has_the_same_bits_alone_and_among_any_others(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", FORMATS)
+def test_any_few_rows_have_the_bits_that_each_has_alone(label: str) -> None:
+    """Tiles have any number of rows up to their largest."""
+    n, k, rows = 50, 96, 13
+    _, packed, x = make(label, rows, n, k)
+    alone = np.concatenate([multiplied(label, packed, x.rows(r, r + 1), 1, n) for r in range(rows)])
+    for count in range(2, rows + 1):
+        out = multiplied(label, packed, x, count, n)
+        assert (out.view(np.int32) == alone[:count].view(np.int32)).all()
+
+
+@pytest.mark.parametrize("label", FORMATS)
 @pytest.mark.parametrize("rows", [1, 5, AMX_ROWS, 21, PAIR_ROWS + 1])
 def test_any_cut_into_chunks_in_any_order_gives_the_same_bits(label: str, rows: int) -> None:
     n, k = 150, 96
