@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import structlog
 
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.device import choose_placement, describe_device
+from compute_plane.drafting import build_drafter, check_draft_model
 from compute_plane.errors import PlaneDraining
 from compute_plane.executor import simulated
 from compute_plane.executor.batch_checks import SlotLimits, features_of
@@ -72,32 +74,33 @@ class ComputePlane:
         tls = None if config.tls_files is None else ServerTls(config.tls_files)
         placement = choose_placement(config)
         check_address(config.listen_address)
-        model = None if placement.executor == "simulated" else _load_model(config)
+        model = None if placement.executor == "simulated" else _load_model(config.model, config)
+        draft = None if config.draft_model is None else _load_model(config.draft_model, config)
+        if draft is not None:
+            check_draft_model(draft, model)
         spec = simulated.SPEC if model is None else model.spec
         num_threads = config.effective_num_threads
-        built = build(
-            placement.executor,
-            ExecutorContext(
-                spec=spec,
-                model=model,
-                block_size=config.block_size,
-                num_blocks=config.num_blocks,
-                dtype=placement.dtype,
-                kv_cache_dtype=config.kv_cache_dtype,
-                instruction_set=config.instruction_set,
-                max_tokens=config.max_tokens_per_batch,
-                device=placement.device,
-                num_threads=num_threads,
-                kernel_cache=config.kernel_cache_root,
-                swap_bytes=config.swap_bytes,
-                max_rows=config.max_rows,
-                uses_graphs=config.cuda_graph,
-                max_slots=config.max_slots,
-                fills_memory=config.fills_memory_of(placement.pool_device),
-                gpu_memory_utilization=config.gpu_memory_utilization,
-                gpu_memory_limit=config.gpu_memory_limit_bytes,
-            ),
+        context = ExecutorContext(
+            spec=spec,
+            model=model,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            dtype=placement.dtype,
+            kv_cache_dtype=config.kv_cache_dtype,
+            instruction_set=config.instruction_set,
+            max_tokens=config.max_tokens_per_batch,
+            device=placement.device,
+            num_threads=num_threads,
+            kernel_cache=config.kernel_cache_root,
+            swap_bytes=config.swap_bytes,
+            max_rows=config.max_rows,
+            uses_graphs=config.cuda_graph,
+            max_slots=config.max_slots,
+            fills_memory=config.fills_memory_of(placement.pool_device),
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            gpu_memory_limit=config.gpu_memory_limit_bytes,
         )
+        built = build(placement.executor, context)
         if built.context_length is not None:
             spec = replace(spec, context_length=built.context_length)
         limits = SlotLimits(
@@ -111,7 +114,15 @@ class ComputePlane:
             num_host_blocks=built.num_host_blocks,
             embedding_size=spec.hidden_size if built.gives_embeddings else 0,
             num_states=built.num_states,
+            has_draft_model=draft is not None,
         )
+        self._executors = [built]
+        drafter = None
+        if draft is not None:
+            drafter, of_draft = build_drafter(
+                draft, context, limits, config.draft_p_min, partial(build, placement.executor)
+            )
+            self._executors.append(of_draft)
         facts = PlaneFacts(
             spec=spec,
             dtype=built.dtype or placement.dtype,
@@ -121,8 +132,8 @@ class ComputePlane:
             device=built.device or describe_device(placement.device, num_threads),
             limits=limits,
             preferred_prefill_chunk=min(built.preferred_prefill_chunk, limits.max_tokens),
-            kv_pool_bytes=built.kv_pool_bytes,
-            weights_bytes=built.weights_bytes,
+            kv_pool_bytes=sum(each.kv_pool_bytes for each in self._executors),
+            weights_bytes=sum(each.weights_bytes for each in self._executors),
             features=features_of(limits),
             tells_prompts_apart=built.tells_prompts_apart,
             max_message_bytes=MAX_PLANE_MESSAGE_BYTES,
@@ -133,15 +144,17 @@ class ComputePlane:
                 else BATCHES_IN_TURN
             ),
         )
-        self._executor = built.executor
         self._sessions = SessionLedger()
-        self._device = DeviceThread(built.executor, SlotTable(limits), self._sessions, on_fault)
+        self._device = DeviceThread(
+            built.executor, SlotTable(limits), self._sessions, on_fault, drafter
+        )
         assets = SIMPLE_ASSETS if model is None else _assets(model, spec.context_length)
         self._servicer = ComputeServicer(facts, assets, self._device, self._sessions)
         self._server = PlaneServer(self._servicer, config.listen_address, tls)
         log.info(
             "loaded",
             model=spec.name,
+            draft_model=None if draft is None else draft.spec.name,
             weight_format=spec.weight_format,
             executor=facts.executor,
             device=facts.device.name,
@@ -175,21 +188,22 @@ class ComputePlane:
         is_done = self._device.stop(self._config.shutdown_timeout)
         self._servicer.end_streams(PlaneDraining("the compute plane is shutting down"))
         self._server.stop()
-        close = getattr(self._executor, "close", None)
-        if is_done and close is not None:
-            close()
+        for built in self._executors if is_done else ():
+            close = getattr(built.executor, "close", None)
+            if close is not None:
+                close()
         log.info("stopped", batches_finished=is_done)
         return is_done
 
 
-def _load_model(config: ComputePlaneConfig) -> LoadedModel:
+def _load_model(reference: str, config: ComputePlaneConfig) -> LoadedModel:
     if config.verify_model:
-        return load_model(config.model, long_context=config.long_context)
+        return load_model(reference, long_context=config.long_context)
 
-    def locate_unchecked(reference: str) -> ModelLocation:
-        return replace(locate_model(reference), sha256=None)
+    def locate_unchecked(name: str) -> ModelLocation:
+        return replace(locate_model(name), sha256=None)
 
-    return load_model(config.model, locate_unchecked, long_context=config.long_context)
+    return load_model(reference, locate_unchecked, long_context=config.long_context)
 
 
 def _assets(model: LoadedModel, context_length: int) -> PlaneAssets:

@@ -65,6 +65,17 @@ class ComputePlaneConfig:
         "them (--max-model-len says how long they are); all positions turn then as in long ones, "
         "which changes what it says in short ones",
     )
+    draft_model: str | None = setting(
+        None,
+        help="a smaller model of the same vocabulary that guesses what the model says, a few "
+        "tokens ahead (--speculative-tokens says how many); named as --model is",
+    )
+    draft_p_min: float = setting(
+        0.2,
+        help="how likely all tokens must be right that the draft model guesses at once",
+        minimum=0,
+        maximum=1,
+    )
     executor: str = setting(
         "auto",
         help="auto (by device), cpu, cuda (with --device cpu: slow, to develop and test it), "
@@ -183,6 +194,26 @@ class ComputePlaneConfig:
                 "room depends on the pool; give a number of blocks",
                 field="max_num_blocks",
             )
+        if self.draft_model is not None:
+            self._check_draft_model()
+
+    def _check_draft_model(self) -> None:
+        """Refuse what shares out memory without knowing of a second model."""
+        if self.executor == "simulated":
+            raise ConfigError(
+                "draft_model: the executor simulated has no model to guess for", field="draft_model"
+            )
+        if self.max_num_blocks == AUTO:
+            raise ConfigError(
+                "max_num_blocks: auto and draft_model exclude each other: the draft model's pool "
+                "has as many blocks; give a number",
+                field="max_num_blocks",
+            )
+        if self.gpu_memory_limit is not None:
+            raise ConfigError(
+                "gpu_memory_limit and draft_model exclude each other: the limit is of one model",
+                field="gpu_memory_limit",
+            )
 
     @property
     def listen_address(self) -> Address:
@@ -203,10 +234,11 @@ class ComputePlaneConfig:
         """Whether the pool has as many blocks as fit instead.
 
         `device`: where it lies: "cpu", "cuda" or "cuda:N". Which layers find room beside a pool,
-        below a limit, takes a number.
+        below a limit, takes a number, and so does a pool beside a draft model's.
         """
         is_left_open = isinstance(self.max_num_blocks, DefaultInt) and device != "cpu"
-        return self.max_num_blocks == AUTO or (is_left_open and self.gpu_memory_limit is None)
+        shares = self.gpu_memory_limit is not None or self.draft_model is not None
+        return self.max_num_blocks == AUTO or (is_left_open and not shares)
 
     @property
     def swap_bytes(self) -> int:

@@ -77,8 +77,8 @@ class SchedulingLimits:
     )
     speculative_tokens: int = setting(
         0,
-        help="tokens of an answer that one step may guess from the text so far, and keeps where "
-        "right; 0: none",
+        help="tokens of an answer that one step may guess from the text so far, or by the compute "
+        "plane's draft model (--draft-model), and keeps where right; 0: none",
         minimum=0,
         maximum=MOST_DRAFTS,
     )

@@ -85,6 +85,8 @@ class EngineConfig(SchedulingLimits):
     swap_space: float = as_in(ComputePlaneConfig, "swap_space")
     gpu_memory_limit: float | None = as_in(ComputePlaneConfig, "gpu_memory_limit")
     model: str = as_in(ComputePlaneConfig, "model")
+    draft_model: str | None = as_in(ComputePlaneConfig, "draft_model")
+    draft_p_min: float = as_in(ComputePlaneConfig, "draft_p_min")
     dtype: str = as_in(ComputePlaneConfig, "dtype")
     kv_cache_dtype: str = as_in(ComputePlaneConfig, "kv_cache_dtype")
     instruction_set: str = as_in(ComputePlaneConfig, "instruction_set")

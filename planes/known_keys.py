@@ -13,6 +13,8 @@ COMPUTE_PLANE_KEYS: Final = frozenset(
         "block_size",
         "cuda_graph",
         "device",
+        "draft_model",
+        "draft_p_min",
         "dtype",
         "executor",
         "gpu_memory_limit",

@@ -7,7 +7,8 @@
     sequences          slots → slot_state, slot_starts, row_stage, copy_stage
     from step to step  step (as on the wire), decode_run (a step that only goes on) →
                        block_tables (which grow in place),
-                       samples_ahead (of a step under way), drafts (speculative decoding)
+                       samples_ahead (of a step under way), drafts (speculative decoding);
+                       next_drafts → draft_model → draft_cache, draft_odds
     validation         batch_checks → copy_checks, sampling_checks, constraints (allowed tokens);
                        write_checks (who writes which block), decode_checks
     results            step_results → logprob_columns, embeddings (hidden states)

@@ -29,6 +29,9 @@ DRAFTS: Final = ("draft_constraints", "drafts")
 SWAP: Final = "swap"
 """The feature of planes with a host pool."""
 
+DRAFT_MODEL: Final = "draft_model"
+"""The feature of planes with a draft model."""
+
 STATES: Final = "states"
 """The feature of planes whose model has states."""
 
@@ -62,7 +65,8 @@ class SlotLimits:
     """What a batch must keep to: sizes of the plane and of its model.
 
     `embedding_size`: numbers of a row's hidden states; 0: the executor gives none. `num_states`:
-    at least `max_slots`; 0: the model has no states.
+    at least `max_slots`; 0: the model has no states. `has_draft_model`: whether drafts may be
+    wanted.
     """
 
     max_slots: int
@@ -75,6 +79,7 @@ class SlotLimits:
     num_host_blocks: int = 0
     embedding_size: int = 0
     num_states: int = 0
+    has_draft_model: bool = False
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -96,8 +101,9 @@ def features_of(limits: SlotLimits) -> tuple[str, ...]:
     """Return the optional parts of a batch that a plane of these limits executes."""
     swap = (SWAP,) if limits.num_host_blocks else ()
     embeddings = (EMBEDDINGS,) if limits.embedding_size else ()
+    draft_model = (DRAFT_MODEL,) if limits.has_draft_model else ()
     if not limits.num_states:
-        return (*FEATURES, *swap, *embeddings)
+        return (*FEATURES, *swap, *embeddings, *draft_model)
     # What a state has taken in cannot be taken back.
     kept = [name for name in FEATURES if name not in DRAFTS]
     return (*kept, STATES, *swap, *embeddings)

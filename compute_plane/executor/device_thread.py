@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from compute_plane.errors import PlaneBroken, PlaneDraining
+from compute_plane.executor.draft_model import Drafter
 from compute_plane.executor.interface import GPUExecutor, PipelinedExecutor
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
@@ -45,14 +46,15 @@ class DeviceThread:
         slots: SlotTable,
         sessions: SessionLedger,
         on_fault: Callable[[], None],
+        drafter: Drafter | None = None,
     ) -> None:
         self._on_fault = on_fault
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._steps: StepsInTurn | StepPipeline
         if isinstance(executor, PipelinedExecutor):
-            self._steps = StepPipeline(executor, slots, sessions, self._queue.put)
+            self._steps = StepPipeline(executor, slots, sessions, self._queue.put, drafter=drafter)
         else:
-            self._steps = StepsInTurn(executor, slots, sessions)
+            self._steps = StepsInTurn(executor, slots, sessions, drafter)
         self._lock = threading.Lock()
         self._closed_by: EngineError | None = None
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)

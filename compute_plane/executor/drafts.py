@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compute_plane.errors import InvalidBatch
+from compute_plane.errors import InvalidBatch, UnsupportedBatch
 from compute_plane.executor.batch_checks import SlotLimits, refuse_where
 from compute_plane.executor.interface import (
     BoolArray,
@@ -34,7 +34,9 @@ from compute_plane.executor.step import EMPTY, Int64Array, RowConstraint, StepBa
 
 
 def check_drafts(batch: StepBatch, limits: SlotLimits) -> None:
-    """Raise InvalidBatch for drafts that are wrong by themselves."""
+    """Raise InvalidBatch or UnsupportedBatch for drafts that are wrong by themselves, or wanted."""
+    if batch.wanted_drafts.size:
+        check_wanted_drafts(batch, limits)
     counts = batch.draft_counts
     if batch.draft_ids.size == 0:
         return
@@ -62,6 +64,30 @@ def check_drafts(batch: StepBatch, limits: SlotLimits) -> None:
                 f"prompt_logprobs[{index}].row has drafts, which are no prompt",
                 field=f"prompt_logprobs[{index}].row",
             )
+
+
+def check_wanted_drafts(batch: StepBatch, limits: SlotLimits) -> None:
+    """Raise InvalidBatch for drafts that cannot be wanted, UnsupportedBatch without a model."""
+    wanted, rows = batch.wanted_drafts, batch.slots
+    if not limits.has_draft_model:
+        raise UnsupportedBatch(
+            "wanted_drafts: this plane has no draft model", field="wanted_drafts"
+        )
+    if wanted.size != rows.size:
+        raise InvalidBatch(
+            f"wanted_drafts must have an entry for each of {rows.size} rows, it has {wanted.size}",
+            field="wanted_drafts",
+        )
+    targets = batch.sampled_slots if batch.sampled_slots.size else rows[batch.sampled_rows]
+    num_samples = np.bincount(batch.sampled_rows, minlength=rows.size)
+    num_own = np.bincount(
+        batch.sampled_rows[targets == rows[batch.sampled_rows]], minlength=rows.size
+    )
+    refuse_where(
+        (wanted > 0) & ((num_samples != 1) | (num_own != 1)),
+        "wanted_drafts",
+        lambda i: f"({wanted[i]}) needs a row with one sample, for its own slot",
+    )
 
 
 def lay_drafts(live: LiveRows, staged: SlotNumbers, memory: SlotMemory, limits: SlotLimits) -> None:

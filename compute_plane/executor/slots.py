@@ -21,6 +21,7 @@ from compute_plane.executor.batch_checks import SlotLimits, check_columns
 from compute_plane.executor.block_tables import gather_tables
 from compute_plane.executor.copy_stage import ReplacedEntry, StagedCopy, stage_copies
 from compute_plane.executor.decode_run import DecodeRun, PreparedStep
+from compute_plane.executor.draft_model import KnownText
 from compute_plane.executor.drafts import DraftedStep, check_drafts, lay_drafts, take_back
 from compute_plane.executor.embeddings import check_embeddings
 from compute_plane.executor.interface import (
@@ -254,6 +255,23 @@ class SlotTable:
         self._append_samples(sent, np.asarray(output.next_tokens), failed)
         result = step_result(replace(prepared, rows=sent), batch, output, failed)
         return with_drafts(result, sent, kept, draft_logprobs)
+
+    def known_text(self, slot: int, most: int) -> KnownText | None:
+        """Return what a slot knows, `most` drafts being wanted; None: it is poisoned.
+
+        Its arrays are to be read at once.
+        """
+        numbers, memory = self._numbers, self._memory
+        if not numbers.is_known[slot] or numbers.is_poisoned[slot]:
+            return None
+        line = numbers.line[slot]
+        return KnownText(
+            slot,
+            memory.tokens[line, : numbers.num_tokens[slot]],
+            memory.tables[line, : numbers.num_blocks[slot]],
+            is_greedy=memory.sampling[line].temperature == 0.0,
+            most=most,
+        )
 
     def poison(self, prepared: PreparedStep) -> None:
         """Trust nothing that the slots of a step hold, because it failed as a whole."""

@@ -171,6 +171,12 @@ class StepBatch:
     draft_ids: Int64Array = field(default_factory=lambda: EMPTY)
     constraints: Sequence[RowConstraint] = ()
     embeddings: Sequence[EmbeddingWant] = ()
+    wanted_drafts: Int64Array = field(default_factory=lambda: EMPTY)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether it has drafts or wants some: nothing is launched beside it."""
+        return self.draft_ids.size > 0 or bool(self.wanted_drafts.any())
 
 
 class RowFailureReason(enum.Enum):
@@ -217,7 +223,8 @@ class StepResult:
     `sample_logprobs`: of the samples that asked and whose row did not fail. `block_digests`: one
     for each of the batch's `digest_blocks`. `kept_drafts`: [K], empty in a step without drafts;
     `draft_logprobs`: of these, where the sample asked. `embeddings`: of the rows for which they
-    were asked and that did not fail.
+    were asked and that did not fail. `next_draft_counts` [S], empty where none were wanted, and
+    `next_draft_ids`: what a draft model guesses behind the samples.
     """
 
     sampled_token_ids: Int32Array
@@ -228,6 +235,8 @@ class StepResult:
     kept_drafts: Int64Array = field(default_factory=lambda: EMPTY)
     draft_logprobs: Sequence[SampleLogprobs] = ()
     embeddings: Sequence[RowEmbedding] = ()
+    next_draft_counts: Int64Array = field(default_factory=lambda: EMPTY)
+    next_draft_ids: Int64Array = field(default_factory=lambda: EMPTY)
 
 
 @dataclass(frozen=True, slots=True)

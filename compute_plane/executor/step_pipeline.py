@@ -10,10 +10,11 @@ the waiter waits for the device: where a step is done, it says so to the device 
 step both wait if such a batch comes while it runs.)
 
 A batch joins the one under way if nothing about it is unusual. Whatever is — another session, a
-step repeated, a refusal, a token that the host must know first, drafts, a batch without rows, a
-launch that fails — waits until all that is under way is answered, and is then judged as if batches
-ran in turn. So replies leave in the order of steps, and each says what it would have said in turn.
-Nothing joins a step with drafts: how many tokens its slots have is known when it has run.
+step repeated, a refusal, a token that the host must know first, drafts, a wish for some, a batch
+without rows, a launch that fails — waits until all that is under way is answered, and is then
+judged as if batches ran in turn. So replies leave in the order of steps, and each says what it
+would have said in turn. Nothing joins a step that has drafts, how many tokens its slots have being
+known when it has run, or that wants some, which a draft model guesses when it has.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from functools import partial
 
 from compute_plane.errors import BatchFailed, BatchRefused, DeviceLostError
 from compute_plane.executor.decode_run import PreparedStep
+from compute_plane.executor.draft_model import Drafter
 from compute_plane.executor.interface import (
     MAX_STEPS_UNDER_WAY,
     LaunchedStep,
     PipelinedExecutor,
 )
+from compute_plane.executor.next_drafts import with_next_drafts
 from compute_plane.executor.samples_ahead import SampleAwaited, SamplesAhead
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
@@ -43,7 +46,7 @@ from compute_plane.executor.work import Work, failed, microseconds, refused
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A step under way. `ahead`: its samples; None: it has drafts, and is waited for at once.
+    """A step under way. `ahead`: its samples; None: it has drafts or wants some, and is waited for.
 
     `start_ns`: when it began, at the earliest: its launch, or the device's work if that is known.
     `fed_ns`: since when the device had work of it. `done_ns`: when the waiter saw that it was done.
@@ -64,8 +67,8 @@ class StepPipeline:
     """Launches batches. Called by the device thread; `busy_since_ns` may be read by any.
 
     `call`: have something called on the device thread, behind the batches that wait for it; from
-    any thread. `busy_since_ns`: since when the device works on the oldest step under way, or
-    the thread on its launch; None while there is nothing to do.
+    any thread. `drafter`: as of `StepsInTurn`. `busy_since_ns`: since when the device works on the
+    oldest step under way, or the thread on its launch; None while there is nothing to do.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class StepPipeline:
         sessions: SessionLedger,
         call: Callable[[Callable[[], None]], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        drafter: Drafter | None = None,
     ) -> None:
         self._executor = executor
+        self._drafter = drafter
         self._slots = slots
         self._sessions = sessions
         self._call = call
@@ -166,7 +171,7 @@ class StepPipeline:
 
     def _prepare(self, batch: StepBatch) -> PreparedStep:
         """Take a batch into the slots. Raises BatchRefused, and then nothing is under way."""
-        if self._under_way and not batch.draft_ids.size:
+        if self._under_way and not batch.is_waited_for:
             with contextlib.suppress(BatchRefused, SampleAwaited):
                 return self._slots.prepare(batch)
         self.finish_all()
@@ -192,13 +197,13 @@ class StepPipeline:
             self.finish_all()
             self._slots.poison(prepared)
             raise failed(work, error) from error
-        has_drafts = prepared.drafted is not None
-        ahead = None if has_drafts else self._slots.count_ahead(prepared)
+        is_waited_for = work.batch.is_waited_for
+        ahead = None if is_waited_for else self._slots.count_ahead(prepared)
         begun_ns: int | None = getattr(step, "begun_ns", None)
         fed_ns = self._clock_ns() if begun_ns is None else begun_ns
         flight = Flight(work, prepared, ahead, step, begun_ns or start_ns, fed_ns)
         self._under_way.append(flight)
-        if has_drafts:
+        if is_waited_for:
             self.finish_oldest()
 
     def _finish(self, flight: Flight) -> None:
@@ -215,7 +220,8 @@ class StepPipeline:
         try:
             output = flight.step.answer()
             if flight.ahead is None:
-                return self._slots.complete(flight.prepared, output)
+                result = self._slots.complete(flight.prepared, output)
+                return with_next_drafts(result, flight.work.batch, self._slots, self._drafter)
             return self._slots.complete_ahead(flight.ahead, output)
         except DeviceLostError:
             raise

@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 
 from compute_plane.errors import BatchRefused, DeviceLostError
+from compute_plane.executor.draft_model import Drafter
 from compute_plane.executor.interface import GPUExecutor
+from compute_plane.executor.next_drafts import with_next_drafts
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import StepReply, StepResult, StepTimings
@@ -18,11 +20,19 @@ from compute_plane.executor.work import Work, failed, microseconds, refused
 class StepsInTurn:
     """Runs batches on an executor. Called by the device thread; `busy_since_ns` may be read by any.
 
-    `busy_since_ns`: when the step at hand began; None between steps.
+    `drafter`: who guesses what follows, where a batch wants that. `busy_since_ns`: when the step at
+    hand began; None between steps.
     """
 
-    def __init__(self, executor: GPUExecutor, slots: SlotTable, sessions: SessionLedger) -> None:
+    def __init__(
+        self,
+        executor: GPUExecutor,
+        slots: SlotTable,
+        sessions: SessionLedger,
+        drafter: Drafter | None = None,
+    ) -> None:
         self._executor = executor
+        self._drafter = drafter
         self._slots = slots
         self._sessions = sessions
         self._slots_session = 0
@@ -88,7 +98,8 @@ class StepsInTurn:
         prepared = self._slots.prepare(work.batch)
         try:
             output = None if prepared.batch is None else self._executor.execute(prepared.batch)
-            return self._slots.complete(prepared, output)
+            result = self._slots.complete(prepared, output)
+            return with_next_drafts(result, work.batch, self._slots, self._drafter)
         except DeviceLostError:
             raise
         except Exception as error:

@@ -1,6 +1,7 @@
 """Model files: what a model is, where its files lie, and how its weights are read.
 
-    from a reference    loader (the one entry) → source, assets (the text side), errors
+    from a reference    loader (the one entry) → source, assets (the text side), errors;
+                        same_vocabulary (of a draft model)
     hyperparameters     spec, spec_faults, architectures, heads, windows, caps, late_layers,
                         pooling, multipliers (Granite), falcon_multipliers, gemma4
     positions           rope, rope_scaling, exact_context

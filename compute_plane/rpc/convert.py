@@ -92,6 +92,7 @@ def batch_from_proto(batch: compute_pb2.ExecutionBatch) -> StepBatch:
         digest_blocks=_column(batch.digest_blocks),
         draft_counts=_column(batch.draft_counts),
         draft_ids=_column(batch.draft_ids),
+        wanted_drafts=_column(batch.wanted_drafts),
         constraints=[
             RowConstraint(
                 entry.row, np.frombuffer(entry.allowed_tokens, np.uint8), entry.num_drafts
@@ -184,6 +185,8 @@ def reply_to_proto(reply: StepReply) -> compute_pb2.ExecutionOutput:
         output.sample_logprobs.extend(map(_sample_logprobs, result.sample_logprobs))
         output.kept_drafts.extend(result.kept_drafts.tolist())
         output.draft_logprobs.extend(map(_sample_logprobs, result.draft_logprobs))
+        output.next_draft_counts.extend(result.next_draft_counts.tolist())
+        output.next_draft_ids.extend(result.next_draft_ids.tolist())
         output.block_digests.extend(result.block_digests)
         for embedding in result.embeddings:
             values = embedding.values.astype("<f8", copy=False)

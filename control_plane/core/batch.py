@@ -103,6 +103,7 @@ class StepBatch:
     `new_block_ids` is flat. `sampled_rows[k]` is the row whose last logits give sample k, and
     `sampled_slots[k]` the slot that takes it; empty: each sample goes to the slot of its row.
     `draft_counts`, `draft_ids`: the drafts computed behind each row's token; empty: none.
+    `wanted_drafts`: how many shall be guessed behind each row's sample, at most; empty: none.
     """
 
     step_id: int
@@ -124,6 +125,7 @@ class StepBatch:
     constraints: tuple[RowConstraint, ...] = ()
     embeddings: tuple[EmbeddingRequest, ...] = ()
     state_copies: tuple[StateCopy, ...] = ()
+    wanted_drafts: list[int] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
@@ -187,7 +189,7 @@ class StepResult:
     samples that asked and did not fail. `kept_drafts[k]`: drafts that come before the token of
     sample k; empty: none for any; `draft_logprobs`: theirs, by sample. `prompt_logprobs`: of the
     rows for which they were asked. `embeddings`: of the rows for which they were asked and that did
-    not fail.
+    not fail. `next_drafts`: by row, what was guessed behind its sample, where that was wanted.
     Microseconds: `queue_us` the batch waited at the plane, `execute_us` the plane computed,
     `idle_us` it had nothing to compute before that, `waited_us` the result waited for the engine
     thread.
@@ -206,3 +208,4 @@ class StepResult:
     draft_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     embeddings: tuple[RowEmbedding, ...] = ()
+    next_drafts: Mapping[int, list[int]] = field(default_factory=dict)

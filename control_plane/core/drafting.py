@@ -5,23 +5,28 @@ where a text seems to repeat itself, the next step waits for the results of thos
 while a step with drafts is under way none follows: how many tokens it brings is not known. Both
 cost the time in which the plane waits, and are worth it only while few rows share a step.
 
+Where the plane has a draft model, rows ask it for drafts of the step that comes next, which waits
+for them; rows of a text that repeats itself do not.
+
 Constrained rows wait for their newest token anyway. Their drafts are those of their constraints,
 and nobody waits for these: other rows go on in steps of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Series
 
 from control_plane.core.batch import StepResult, TokenLogprobs
-from control_plane.core.interface import RequestOutput, SchedulerConfig
+from control_plane.core.guesses import Guesses
+from control_plane.core.interface import MOST_DRAFTS, RequestOutput, SchedulerConfig
 from control_plane.core.prompt_lookup import PromptLookup
 from control_plane.core.queue import WaitingQueue
 from control_plane.core.request import RequestState, Sequence
 from control_plane.core.running import RunningSet
 from control_plane.core.step import Step
 
-_MOST_ROWS = 8
+_MOST_ROWS = MOST_DRAFTS + 1
 """Rows of a step and their drafts. On two processors (Zen 4, AVX-512) 4 rows cost as much as one
 and each further one a sixth of that; from 8 on a draft costs what a token costs (2026-11-22)."""
 
@@ -33,13 +38,14 @@ class Drafting:
     one more token and nothing else. Beams have none.
     """
 
-    __slots__ = ("_block_size", "_least", "_most", "_most_by_constraint", "_most_rows", "_queue",
-                 "_running", "num_drafts", "num_kept")  # fmt: skip
+    __slots__ = ("_block_size", "_has_model", "_least", "_most", "_most_by_constraint",
+                 "_most_rows", "_queue", "_running", "num_drafts", "num_kept")  # fmt: skip
 
     def __init__(
         self, config: SchedulerConfig, block_size: int, running: RunningSet, queue: WaitingQueue
     ) -> None:
         self._most = config.speculative_tokens
+        self._has_model = config.draft_model and config.speculative_tokens > 0
         self._most_by_constraint = config.grammar_drafts
         self._least = config.prompt_lookup_min
         self._most_rows = min(_MOST_ROWS, config.max_batch_size, config.max_total_tokens)
@@ -76,6 +82,10 @@ class Drafting:
                 continue
             most = min(room, self._room(seq, 0, self._most))
             drafts = self._find(seq, most) if most > 0 else []
+            if not drafts and most > 0 and seq.guesses is not None and self._may_draft(seq):
+                drafts = _before_an_end(seq, seq.guesses.take(most))
+                if drafts:
+                    step.guessed_rows.add(row)
             if drafts:
                 step.drafts[row] = drafts
                 step.holds_back = True
@@ -84,6 +94,33 @@ class Drafting:
             elif seq.awaits_draft and seq.lookup is not None:
                 seq.lookup.note(0)  # what was waited for in vain
             seq.awaits_draft = False
+        if self._has_model and step.rows:
+            self._want(step)
+
+    def _want(self, step: Step) -> None:
+        """Have the draft model asked what follows the rows of a step, as far as there is room.
+
+        The next step has the same rows, likely, and an equal share for each.
+        """
+        share = (self._most_rows - len(step.rows)) // len(step.rows)
+        for row, seq in enumerate(step.rows) if share > 0 else ():
+            is_alike = row in step.drafts and row not in step.guessed_rows
+            if is_alike or not self._may_draft(seq, num_more=1):
+                continue
+            if seq.guesses is None:
+                seq.guesses = Guesses(seq.output_tokens)
+            # Drafts end with the block, but where in it the next row begins is known by then.
+            most = min(share, self._most, seq.max_computed_tokens - seq.num_computed_tokens - 2)
+            if most > 0 and not seq.guesses.is_pausing:
+                step.wanted_drafts[row] = most
+                step.holds_back = True
+
+    def keep_guesses(self, step: Step, next_drafts: Mapping[int, list[int]]) -> None:
+        """Keep what the draft model guessed behind the samples, once those are accepted."""
+        for row, tokens in next_drafts.items():
+            seq = step.rows[row]
+            if seq.guesses is not None:
+                seq.guesses.keep(tokens)
 
     def _add_constrained(self, step: Step, room: int) -> int:
         """Give constrained rows the drafts of their constraints; how much room is left.
@@ -111,10 +148,15 @@ class Drafting:
         end = seq.num_computed_tokens + num_more
         return min(most, -end % self._block_size, seq.max_computed_tokens - end - 1)
 
-    def _find(self, seq: Sequence, most: int) -> list[int]:
+    @staticmethod
+    def _may_draft(seq: Sequence, num_more: int = 0) -> bool:
+        """Whether the row so much further on may have drafts that are no constraint's."""
         if seq.is_beam or seq.draining or seq.constraint is not None:
-            return []
-        if seq.num_computed_tokens < seq.first_end:  # a draft has no mask
+            return False
+        return seq.num_computed_tokens + num_more >= seq.first_end  # a draft has no mask
+
+    def _find(self, seq: Sequence, most: int) -> list[int]:
+        if not self._may_draft(seq):
             return []
         if seq.lookup is None:
             seq.lookup = PromptLookup(seq.request.input_tokens, seq.output_tokens, self._least)
@@ -132,7 +174,10 @@ class Drafting:
             if seq.is_done or seq.discards:
                 continue
             num_kept = result.kept_drafts[row] if result.kept_drafts else 0
-            if seq.lookup is not None:
+            if row in step.guessed_rows:
+                if seq.guesses is not None:
+                    seq.guesses.note(num_kept)
+            elif seq.lookup is not None:
                 seq.lookup.note(num_kept)
             if num_kept == 0:
                 continue

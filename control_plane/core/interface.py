@@ -35,7 +35,7 @@ MAY_BE_ZERO = (
     "num_states",
 )
 
-NOT_INTEGERS = ("memory_threshold", "start_prefixes")
+NOT_INTEGERS = ("memory_threshold", "start_prefixes", "draft_model")
 
 _NOT_WITH_STATES = ("num_host_blocks", "speculative_tokens", "grammar_drafts")
 """A state takes nothing back, and is not in the blocks that are swapped out."""
@@ -60,7 +60,8 @@ class SchedulerConfig:
     than that, and decoding fills them all, every step does: it costs decoding less.
     `num_host_blocks`: blocks of the compute plane's host pool; a preempted sequence is swapped out
     there while there is room, and computed anew otherwise. 0: always computed anew.
-    `speculative_tokens`: drafts of a decode row by prompt lookup (`core.drafting`); 0: none.
+    `speculative_tokens`: drafts of a decode row (`core.drafting`); 0: none. By prompt lookup and,
+    with `draft_model`, by the compute plane's draft model.
     `prompt_lookup_min`: tokens that must have stood in the text before for a draft.
     `grammar_drafts`: drafts of a constrained decode row by its constraint; 0: none.
     `embedding_size`: numbers of a row's hidden states; `max_embeddings`: rows of one step that may
@@ -88,6 +89,7 @@ class SchedulerConfig:
     num_states: int = 0
     min_state_tokens: int = MIN_STATE_TOKENS
     start_prefixes: bool = False
+    draft_model: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""

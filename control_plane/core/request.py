@@ -11,6 +11,7 @@ from control_plane.core.beam import BeamSearch
 from control_plane.core.constraint import Constraint
 from control_plane.core.embedding import Embedding
 from control_plane.core.generation_params import GenerationParams
+from control_plane.core.guesses import Guesses
 from control_plane.core.prefix_cache import TokenChain
 from control_plane.core.prompt_lookup import PromptLookup
 from control_plane.core.token_masks import of_both
@@ -232,7 +233,8 @@ class Sequence:
     `is_beam`: it is scheduled again only when all beams of its search have `logprobs`, those of the
     tokens that may follow. `is_done`: the sample has ended. `discards`: what its steps in flight
     bring is not to be used; it is computed anew. `lookup`: what its drafts are found in;
-    `awaits_draft`: a step waited for its newest token to have some.
+    `awaits_draft`: a step waited for its newest token to have some. `guesses`: its drafts of a
+    draft model.
 
     `max_computed_tokens`: tokens ever computed; the last one sampled is not. `output_tokens`,
     `end_token_ids`, `max_tokens`, `request_id`: the sample's and the request's, at hand.
@@ -263,6 +265,7 @@ class Sequence:
     chain: TokenChain | None = None
     lookup: PromptLookup | None = None
     awaits_draft: bool = False
+    guesses: Guesses | None = None
     logprobs: TokenLogprobs | None = None
     is_beam: bool = field(init=False)
     slot: int = field(init=False)

@@ -29,8 +29,9 @@ class Step:
     order, then those of prefill rows. `unsampled`: sequences in it without a sample: a part of a
     prompt is computed, or a slot only started. `fills`: (sequence, index) of the blocks that decode
     rows fill up, to be remembered at the commit, when their last token is known. `drafts`: those of
-    decode rows, by row; `draft_masks`: by constrained row, what may follow each of them.
-    `holds_back`: no step is to follow before its result.
+    decode rows, by row, those of `guessed_rows` a draft model's; `draft_masks`: by constrained row,
+    what may follow each of them; `wanted_drafts`: by row, how many are to be guessed behind its
+    sample. `holds_back`: no step is to follow before its result.
 
     `StepComposer` appends decode rows to `rows` and `positions` itself: they are most of its work.
     """
@@ -47,6 +48,7 @@ class Step:
         "drafts",
         "embedding_size",
         "fills",
+        "guessed_rows",
         "has_constraints",
         "has_twins",
         "holds_back",
@@ -58,6 +60,7 @@ class Step:
         "sampled",
         "step_id",
         "unsampled",
+        "wanted_drafts",
     )
 
     def __init__(self, step_id: int, embedding_size: int = 0) -> None:
@@ -75,6 +78,8 @@ class Step:
         self.unsampled: list[Sequence] = []
         self.fills: list[tuple[Sequence, int]] = []
         self.drafts: dict[int, list[int]] = {}
+        self.guessed_rows: set[int] = set()
+        self.wanted_drafts: dict[int, int] = {}
         self.draft_masks: dict[int, list[bytes]] = {}
         self._starts: list[SlotStart] = []
         self._copies: list[BlockCopy] = []
@@ -205,6 +210,12 @@ class Step:
                 f"step {self.step_id} has drafts {self.drafts}, its result keeps "
                 f"{result.kept_drafts} of them"
             )
+        wanted = self.wanted_drafts
+        if any(len(ids) > wanted.get(row, 0) for row, ids in result.next_drafts.items()):
+            raise SchedulerError(
+                f"step {self.step_id} wants drafts of rows {wanted}, its result has "
+                f"{result.next_drafts}"
+            )
         self._check_embeddings(result)
         for failure in result.row_failures:
             if not 0 <= failure.row < len(self.rows):
@@ -251,6 +262,7 @@ class Step:
         if self.drafts:
             draft_counts = [len(self.drafts.get(row, ())) for row in range(len(rows))]
             query_lens = [sum(pair) for pair in zip(query_lens, draft_counts, strict=True)]
+        wanted = self.wanted_drafts
         request_ids = [seq.request_id for seq in rows]
         return SchedulerOutput(
             batch=StepBatch(
@@ -273,6 +285,7 @@ class Step:
                 constraints=self._constraints() if self.has_constraints else (),
                 embeddings=tuple(self._embeddings),
                 state_copies=state_copies,
+                wanted_drafts=[wanted.get(row, 0) for row in range(len(rows))] if wanted else [],
             ),
             decode_request_ids=request_ids[:num_decodes],
             prefill_request_ids=request_ids[num_decodes:],

@@ -18,7 +18,7 @@ from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.events import Publisher
 from control_plane.engine.link import ComputeLink
 from control_plane.engine.loop import EngineLoop, LoopOptions
-from control_plane.engine.plane import PlaneDescription, effective_limits
+from control_plane.engine.plane import DRAFT_MODEL, PlaneDescription, effective_limits
 from control_plane.engine.plugins import CoreFactories
 from control_plane.errors import LinkError, PlaneMismatchError, PlaneNotThereError
 from control_plane.structured.grammars import Grammars
@@ -160,10 +160,12 @@ def learn(
 def _tell_idle_drafts(
     limits: SchedulingLimits, config: SchedulerConfig, plane: PlaneDescription
 ) -> None:
-    """Say why there will be no drafts by prompt lookup, if they were asked for."""
+    """Say why there will be no drafts of texts, if they were asked for."""
     if limits.speculative_tokens == 0:
         if limits.prompt_lookup_min != SchedulingLimits().prompt_lookup_min:
             _log.warning("prompt_lookup_min has no effect without speculative_tokens")
+        if DRAFT_MODEL in plane.features:
+            _log.warning("the compute plane's draft model has no effect without speculative_tokens")
         return
     reasons = {
         "the compute plane takes no drafts": config.speculative_tokens == 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
+from itertools import islice
 
 from control_plane.core.batch import (
     BlockMove,
@@ -69,6 +70,7 @@ def batch_to_proto(
         ],
         draft_counts=batch.draft_counts,
         draft_ids=batch.draft_ids,
+        wanted_drafts=batch.wanted_drafts,
         constraints=[
             compute_pb2.RowConstraint(row=row, allowed_tokens=allowed, num_drafts=num_drafts)
             for row, allowed, num_drafts in batch.constraints
@@ -168,7 +170,15 @@ def result_from_proto(output: compute_pb2.ExecutionOutput, *, waited_us: int = 0
         draft_logprobs=_draft_logprobs_from_proto(output) if output.draft_logprobs else {},
         prompt_logprobs=tuple(map(_prompt_logprobs_from_proto, output.prompt_logprobs)),
         embeddings=tuple(map(_embedding_from_proto, output.embeddings)),
+        next_drafts=_next_drafts_from_proto(output) if output.next_draft_counts else {},
     )
+
+
+def _next_drafts_from_proto(output: compute_pb2.ExecutionOutput) -> dict[int, list[int]]:
+    """Take those of each row apart; of counts that are not those of the ids, what there is."""
+    ids = iter(output.next_draft_ids)
+    counts = enumerate(output.next_draft_counts)
+    return {row: list(islice(ids, count)) for row, count in counts if count}
 
 
 def _embedding_from_proto(entry: compute_pb2.RowEmbedding) -> RowEmbedding:

@@ -16,6 +16,9 @@ SWAP = "swap"
 DRAFTS = "drafts"
 """The feature of planes that keep the drafts of a row as far as they are right."""
 
+DRAFT_MODEL = "draft_model"
+"""The feature of planes with a draft model."""
+
 SAMPLES = frozenset({"copies", "sampled_slots"})
 """What several samples of one prompt take."""
 
@@ -191,6 +194,7 @@ def effective_limits(
         max_prefill_tokens=prefill_chunk,
         num_host_blocks=plane.num_host_blocks if SWAP in plane.features else 0,
         speculative_tokens=limits.speculative_tokens if DRAFTS in plane.features else 0,
+        draft_model={DRAFTS, DRAFT_MODEL} <= plane.features,
         prompt_lookup_min=limits.prompt_lookup_min,
         grammar_drafts=drafts_by_form * MOST_DRAFTS,
         embedding_size=plane.hidden_size,

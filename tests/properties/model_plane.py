@@ -22,7 +22,7 @@ from control_plane.core.batch import (
 )
 from control_plane.core.generation_params import GenerationParams
 from tests.properties.toy_constraint import Rule, bits, chosen
-from tests.properties.toy_model import next_logprobs, next_token
+from tests.properties.toy_model import VOCABULARY, next_logprobs, next_token
 
 
 class Cell(NamedTuple):
@@ -154,8 +154,31 @@ class ModelPlane:
             tuple(failures),
             sample_logprobs=logprobs,
             kept_drafts=[kept[row] for row in batch.sampled_rows] if any(kept) else [],
+            next_drafts=self._guess(batch, rows) if batch.wanted_drafts else {},
         )
         return result, written
+
+    def _guess(self, batch: StepBatch, rows: list[Row]) -> dict[int, list[int]]:
+        """What a draft model would guess behind the samples: some right, some wrong, some none."""
+        must(len(batch.wanted_drafts) == len(rows), "each row wants drafts or none")
+        guessed: dict[int, list[int]] = {}
+        for number, (row, most) in enumerate(zip(rows, batch.wanted_drafts, strict=True)):
+            slot = row.slot
+            if most == 0:
+                continue
+            must(batch.sampled_rows.count(number) == 1, "drafts are wanted of a row sampled once")
+            must(not batch.sampled_slots or row.slot_id in batch.sampled_slots, "for its own slot")
+            if slot.is_poisoned:
+                continue
+            rule, output = self.rules.get(slot.params.seed), slot.tokens[slot.num_prompt :]
+            must(rule is None or rule.allowed(output) is None, "what follows may be anything")
+            tokens = list(slot.tokens)
+            for _ in range(min(most, hash(tuple(tokens)) % 6)):
+                token = next_token(tokens, slot.num_prompt, slot.params.seed, slot.sample_index)
+                is_wrong = hash(tuple(tokens)) % 5 == 0
+                tokens.append((token + is_wrong) % VOCABULARY)
+            guessed[number] = tokens[len(slot.tokens) :]
+        return guessed
 
     def _begun(self, prefix: SlotPrefix | None, released: dict[int, Slot]) -> Slot:
         """What a started slot has of another one."""

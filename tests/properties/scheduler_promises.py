@@ -128,6 +128,9 @@ class Promises:
         most = {row: config.grammar_drafts for row, *_ in batch.constraints}
         for row, count in enumerate(num_drafts):
             assert count <= most.get(row, config.speculative_tokens)
+        assert not any(batch.wanted_drafts) or config.draft_model
+        assert all(count <= config.speculative_tokens for count in batch.wanted_drafts)
+        assert not any(batch.wanted_drafts) or not output.prefill_request_ids
         self.check_order(output)
         # Decodes first, unless prompts have waited long; only where memory plays no part, and no
         # decode row waits for its own newest token.

@@ -190,6 +190,7 @@ def draw_config(draw: Random) -> SchedulerConfig:
         prompt_lookup_min=one_of([1, 2]),
         grammar_drafts=one_of([0, 1, 3, 7]),
         start_prefixes=one_of([True, False]),
+        draft_model=one_of([True, False]),
     )
 
 

@@ -46,6 +46,7 @@ any_limits = st.builds(
     grammar_drafts=grammar_drafts,
     prompt_lookup_min=prompt_lookup_min,
     start_prefixes=st.booleans(),
+    draft_model=st.booleans(),
 )
 memory_is_the_limit = st.builds(
     SchedulerConfig,
@@ -57,6 +58,7 @@ memory_is_the_limit = st.builds(
     grammar_drafts=grammar_drafts,
     prompt_lookup_min=prompt_lookup_min,
     start_prefixes=st.booleans(),
+    draft_model=st.booleans(),
 )
 configs = memory_is_the_limit | any_limits
 memories = st.builds(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import replace
 
 from compute_plane.executor.device_thread import DeviceThread
+from compute_plane.executor.draft_model import Drafter
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import (
@@ -28,14 +30,16 @@ PENALISED = SamplingKey(0.0, 1.0, 0, 0, presence_penalty=1.0)
 class Driven:
     """A device thread over an executor that the test drives by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, drafter: Drafter | None = None) -> None:
         self.executor = DelayedExecutor(
             num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size, is_driven_by_hand=True
         )
         self.sessions = SessionLedger()
         self.broken = threading.Event()
-        self.slots = SlotTable(LIMITS)
-        self.device = DeviceThread(self.executor, self.slots, self.sessions, self.broken.set)
+        self.slots = SlotTable(replace(LIMITS, has_draft_model=drafter is not None))
+        self.device = DeviceThread(
+            self.executor, self.slots, self.sessions, self.broken.set, drafter
+        )
         self.answers: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.device.start()
         self.num_seen = 0

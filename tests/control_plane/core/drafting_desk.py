@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from control_plane.core.batch import StepResult
@@ -34,6 +34,8 @@ class Desk:
     config: dict[str, int] = field(default_factory=dict)
     sent: list[SchedulerOutput] = field(default_factory=list)
     events: list[RequestOutput] = field(default_factory=list)
+    guess: Callable[[list[int]], list[int]] = list
+    """What the plane's draft model makes of what follows, as many tokens as are wanted."""
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(
@@ -79,6 +81,7 @@ class Desk:
         ids = [*output.decode_request_ids, *output.prefill_request_ids]
         drafts = iter(batch.draft_ids)
         kept, tokens = [0] * batch.num_rows, []
+        next_drafts: dict[int, list[int]] = {}
         for row in range(batch.num_rows):
             song = self.songs[ids[row]]
             count = batch.draft_counts[row] if batch.draft_counts else 0
@@ -87,10 +90,14 @@ class Desk:
             while kept[row] < count and guesses[kept[row]] == song[end + kept[row]]:
                 kept[row] += 1
             tokens.append(song[end + kept[row]])
+            if batch.wanted_drafts and batch.wanted_drafts[row]:
+                rest = song[end + kept[row] + 1 :][: batch.wanted_drafts[row]]
+                next_drafts[row] = self.guess(rest)
         result = StepResult(
             batch.step_id,
             [tokens[row] for row in batch.sampled_rows],
             kept_drafts=[kept[row] for row in batch.sampled_rows] if any(kept) else [],
+            next_drafts=next_drafts,
         )
         events = self.scheduler.commit(result)
         self.events += events

@@ -168,7 +168,7 @@ class DescribeResponse(_message.Message):
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the optional parts of ExecutionBatch this plane executes, e.g. "copies", "swap",
         "prompt_logprobs", "top_k", "drafts", "constraints", "draft_constraints" (of rows with drafts),
-        "embeddings", "states", "start_prefixes".
+        "embeddings", "states", "start_prefixes", "draft_model" (wanted_drafts).
         Others are refused.
         """
 
@@ -548,6 +548,7 @@ class ExecutionBatch(_message.Message):
     DRAFT_IDS_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
     STATE_COPIES_FIELD_NUMBER: _builtins.int
+    WANTED_DRAFTS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     step_id: _builtins.int
@@ -645,6 +646,12 @@ class ExecutionBatch(_message.Message):
         that takes another row's sample needs one in the next batch.
         """
 
+    @_builtins.property
+    def wanted_drafts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each row: how many tokens, at most, a draft model of the plane shall guess behind its sample.
+        Empty: none for any. A row of which some are wanted has one sample, for its own slot.
+        """
+
     def __init__(
         self,
         *,
@@ -673,10 +680,11 @@ class ExecutionBatch(_message.Message):
         draft_ids: _abc.Iterable[_builtins.int] | None = ...,
         embeddings: _abc.Iterable[Global___EmbeddingRequest] | None = ...,
         state_copies: _abc.Iterable[Global___StateCopy] | None = ...,
+        wanted_drafts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_step", b"acked_step", "constraints", b"constraints", "copies", b"copies", "digest_blocks", b"digest_blocks", "draft_counts", b"draft_counts", "draft_ids", b"draft_ids", "embeddings", b"embeddings", "epoch", b"epoch", "new_block_counts", b"new_block_counts", "new_block_ids", b"new_block_ids", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "query_lens", b"query_lens", "released", b"released", "sampled_rows", b"sampled_rows", "sampled_slots", b"sampled_slots", "session", b"session", "slots", b"slots", "starts", b"starts", "state_copies", b"state_copies", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_step", b"acked_step", "constraints", b"constraints", "copies", b"copies", "digest_blocks", b"digest_blocks", "draft_counts", b"draft_counts", "draft_ids", b"draft_ids", "embeddings", b"embeddings", "epoch", b"epoch", "new_block_counts", b"new_block_counts", "new_block_ids", b"new_block_ids", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "query_lens", b"query_lens", "released", b"released", "sampled_rows", b"sampled_rows", "sampled_slots", b"sampled_slots", "session", b"session", "slots", b"slots", "starts", b"starts", "state_copies", b"state_copies", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "token_counts", b"token_counts", "token_ids", b"token_ids", "wanted_drafts", b"wanted_drafts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1022,6 +1030,8 @@ class ExecutionOutput(_message.Message):
     KEPT_DRAFTS_FIELD_NUMBER: _builtins.int
     DRAFT_LOGPROBS_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    NEXT_DRAFT_COUNTS_FIELD_NUMBER: _builtins.int
+    NEXT_DRAFT_IDS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     step_id: _builtins.int
@@ -1063,6 +1073,17 @@ class ExecutionOutput(_message.Message):
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowEmbedding]:
         """One entry per entry of the batch's embeddings, in their order, but for those of failed rows."""
 
+    @_builtins.property
+    def next_draft_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What the draft model guesses behind the sample of each row, as many tokens as were wanted or
+        fewer: drafts for the next batch, if it likes. They end with the block that the sample is in.
+        Empty: none for any.
+        """
+
+    @_builtins.property
+    def next_draft_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """flat, sum(next_draft_counts)"""
+
     def __init__(
         self,
         *,
@@ -1079,10 +1100,12 @@ class ExecutionOutput(_message.Message):
         kept_drafts: _abc.Iterable[_builtins.int] | None = ...,
         draft_logprobs: _abc.Iterable[Global___SampleLogprobs] | None = ...,
         embeddings: _abc.Iterable[Global___RowEmbedding] | None = ...,
+        next_draft_counts: _abc.Iterable[_builtins.int] | None = ...,
+        next_draft_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_digests", b"block_digests", "draft_logprobs", b"draft_logprobs", "embeddings", b"embeddings", "epoch", b"epoch", "kept_drafts", b"kept_drafts", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "row_failures", b"row_failures", "sample_logprobs", b"sample_logprobs", "sampled_token_ids", b"sampled_token_ids", "session", b"session", "step_id", b"step_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_digests", b"block_digests", "draft_logprobs", b"draft_logprobs", "embeddings", b"embeddings", "epoch", b"epoch", "kept_drafts", b"kept_drafts", "next_draft_counts", b"next_draft_counts", "next_draft_ids", b"next_draft_ids", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "row_failures", b"row_failures", "sample_logprobs", b"sample_logprobs", "sampled_token_ids", b"sampled_token_ids", "session", b"session", "step_id", b"step_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,37 @@
+"""Drafts for the next batch, guessed behind the samples of one that has run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from compute_plane.executor.draft_model import Drafter, KnownText
+from compute_plane.executor.slots import SlotTable
+from compute_plane.executor.step import StepBatch, StepResult
+
+
+def with_next_drafts(
+    result: StepResult, batch: StepBatch, slots: SlotTable, drafter: Drafter | None
+) -> StepResult:
+    """Return the result of a step just completed with the drafts that its batch wants.
+
+    Rows that failed have none. Raises DeviceLostError.
+    """
+    wanted = batch.wanted_drafts
+    if drafter is None or not wanted.any():
+        return result
+    failed = {failure.row for failure in result.row_failures}
+    texts: dict[int, KnownText] = {}
+    for row in np.flatnonzero(wanted).tolist():
+        slot, most = int(batch.slots[row]), int(wanted[row])
+        text = None if row in failed else slots.known_text(slot, most)
+        if text is not None:
+            texts[row] = text
+    guesses = dict(zip(texts, drafter.guess(list(texts.values())), strict=True))
+    of_rows = [guesses.get(row, []) for row in range(wanted.size)]
+    return replace(
+        result,
+        next_draft_counts=np.array([len(tokens) for tokens in of_rows], dtype=np.int64),
+        next_draft_ids=np.array([token for tokens in of_rows for token in tokens], dtype=np.int64),
+    )
