@@ -33,6 +33,7 @@ from compute_plane.model.source import ModelLocation, locate_model
 from compute_plane.rpc.server import PlaneServer, check_address
 from compute_plane.rpc.servicer import ComputeServicer
 from planes.address import Address
+from planes.errors import ConfigError
 from planes.tls import ServerTls
 from planes.transport import MAX_PLANE_MESSAGE_BYTES
 
@@ -75,7 +76,7 @@ class ComputePlane:
         placement = choose_placement(config)
         check_address(config.listen_address)
         model = None if placement.executor == "simulated" else _load_model(config.model, config)
-        draft = None if config.draft_model is None else _load_model(config.draft_model, config)
+        draft = None if config.draft_model is None else _load_draft(config.draft_model, config)
         if draft is not None:
             check_draft_model(draft, model)
         spec = simulated.SPEC if model is None else model.spec
@@ -204,6 +205,14 @@ def _load_model(reference: str, config: ComputePlaneConfig) -> LoadedModel:
         return replace(locate_model(name), sha256=None)
 
     return load_model(reference, locate_unchecked, long_context=config.long_context)
+
+
+def _load_draft(reference: str, config: ComputePlaneConfig) -> LoadedModel:
+    """Load the draft model; what is wrong with it is said of that setting."""
+    try:
+        return _load_model(reference, config)
+    except ConfigError as error:
+        raise ConfigError(f"draft_model: {error.message}", field="draft_model") from error
 
 
 def _assets(model: LoadedModel, context_length: int) -> PlaneAssets:

@@ -4,7 +4,7 @@
                          tool_calls, embedding, embedding_params, limits
     who waits, who runs  queue, running, giving_way (to a lower priority number)
     deciding a step      scheduler → composer → step → batch; arrivals,
-                         drafting → prompt_lookup, guesses (of a draft model)
+                         drafting → prompt_lookup, guesses (of a draft model), draft_pause
     taking a result      results → beams → beam; failures, request_table (that have not ended)
     memory               kv_cache = block_pool + prefix_cache; filled_blocks, host_pool, slots,
                          states

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_LONGEST_PAUSE = 64
-"""Tokens after which a text whose guesses were all wrong is guessed at again."""
+from control_plane.core.draft_pause import DraftPause
 
 
 class Guesses:
     """Of one sequence. `output`: its own list of tokens, which grows.
 
-    Guesses of which none was right are followed by a pause, twice as long each time in a row.
+    Guesses of which none was right are followed by a pause.
     """
 
-    __slots__ = ("_end", "_num_misses", "_output", "_resume_at", "_tokens")
+    __slots__ = ("_end", "_output", "_pause", "_tokens")
 
     def __init__(self, output: Sequence[int]) -> None:
         self._output = output
         self._tokens: list[int] = []
         self._end = 0
-        self._num_misses = 0
-        self._resume_at = 0
+        self._pause = DraftPause()
 
     @property
     def is_pausing(self) -> bool:
         """Whether none are wanted for now."""
-        return len(self._output) < self._resume_at
+        return self._pause.lasts(len(self._output))
 
     def keep(self, tokens: list[int]) -> None:
         """Keep what may follow the output as it is now."""
@@ -41,8 +39,4 @@ class Guesses:
 
     def note(self, num_right: int) -> None:
         """Note how many of those sent were right, before their tokens are appended."""
-        if num_right:
-            self._num_misses = 0
-            return
-        self._num_misses += 1
-        self._resume_at = len(self._output) + min(2**self._num_misses, _LONGEST_PAUSE)
+        self._pause.note(num_right, len(self._output))

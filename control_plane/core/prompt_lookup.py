@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from control_plane.core.draft_pause import DraftPause
+
 _MOST_PLACES = 8
 """Places of the same tokens that are compared, the latest ones."""
 
 _LONGEST_MATCH = 16
 """Tokens before a place that are compared: who agrees in more is right more often."""
-
-_LONGEST_PAUSE = 64
-"""Tokens after which a text that never repeats itself is looked at again."""
 
 _READ_AT_ONCE = 4096
 """Tokens taken in by a call, some 2 ms: the thread that reads a long prompt serves all others."""
@@ -28,11 +27,10 @@ class PromptLookup:
     tokens that must agree, at least 1. Each token is read once, for a dictionary entry; of a long
     prompt some by each call, and until all are nothing is found.
 
-    Drafts of which none was right are followed by a pause, twice as long each time in a row.
+    Drafts of which none was right are followed by a pause.
     """
 
-    __slots__ = ("_least", "_num_misses", "_output", "_places", "_prompt", "_resume_at",
-                 "_tokens")  # fmt: skip
+    __slots__ = ("_least", "_output", "_pause", "_places", "_prompt", "_tokens")
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int], least: int) -> None:
         self._least = least
@@ -40,8 +38,7 @@ class PromptLookup:
         self._prompt = prompt
         self._tokens: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}  # tokens → where what follows begins
-        self._num_misses = 0
-        self._resume_at = 0
+        self._pause = DraftPause()
         self._read(prompt[:_READ_AT_ONCE])
 
     def find(self, most: int) -> list[int]:
@@ -53,7 +50,7 @@ class PromptLookup:
         if len(tokens) >= num_prompt:
             self._read(self._output[len(tokens) - num_prompt :])
         num_left = num_prompt + len(self._output) - len(tokens)
-        if num_left or len(tokens) < self._resume_at or len(tokens) < least:
+        if num_left or self._pause.lasts(len(tokens)) or len(tokens) < least:
             return []
         places = self._places.get(tuple(tokens[-least:]))
         if not places or most < 1:
@@ -67,11 +64,7 @@ class PromptLookup:
 
     def note(self, num_right: int) -> None:
         """Note how many drafts were right."""
-        if num_right:
-            self._num_misses = 0
-            return
-        self._num_misses += 1
-        self._resume_at = len(self._tokens) + min(2**self._num_misses, _LONGEST_PAUSE)
+        self._pause.note(num_right, len(self._tokens))
 
     def _read(self, new: Sequence[int]) -> None:
         """Take in tokens: each begins what follows those before it."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig, load_config
 from compute_plane.drafting import check_draft_model
 from compute_plane.model.assets import ModelAssets
@@ -145,3 +146,11 @@ def test_a_model_with_other_tokens_is_refused() -> None:
     message = refusal(loaded("small", prefix="wort"), loaded("big"))
     assert "small must have the tokens of big" in message
     assert "131 of 131 differ, the first is 0: 'wort0' instead of 'word0'" in message
+
+
+@pytest.mark.model
+def test_a_draft_model_that_is_not_there_is_a_fault_of_its_own_setting(tmp_path: Path) -> None:
+    config = ComputePlaneConfig(draft_model=str(tmp_path / "none.gguf"), listen="127.0.0.1:0")
+    with pytest.raises(ConfigError, match=r"^draft_model: .*none\.gguf: no such file") as caught:
+        ComputePlane(config)
+    assert caught.value.field == "draft_model"

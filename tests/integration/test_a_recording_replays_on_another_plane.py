@@ -81,36 +81,27 @@ def test_a_plane_of_the_same_numerics_repeats_every_bit(recording, like_plane, c
 
 
 @pytest.mark.slow
-def test_a_recording_with_drafts_is_repeated_too(target, like_plane, capsys, tmp_path):
-    config = target.config(record=str(tmp_path / "run"), speculative_tokens=7, num_threads=1)
-    params = GenerationParams(max_tokens=60, temperature=0.0)
-    with InferenceEngine(config) as engine:
-        engine.submit_request("Row, row, row your boat gently down the stream. " * 4, params)
-        assert engine.run()[0].success
-        num_kept = engine.get_metrics().num_kept_drafts
-    assert num_kept > 20
-    status, text = replay(capsys, tmp_path / "run", like_plane)
-    assert status == 0, text
-    assert "60 tokens, 60 log-probabilities" in text
-    assert text.endswith("No difference.\n")
-
-
-@pytest.mark.slow
-def test_a_recording_with_a_draft_model_is_repeated_on_a_plane_without_one(
-    target, like_plane, capsys, tmp_path
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        ("Row, row, row your boat gently down the stream. " * 4, {}),
+        # What a draft model guessed is in the batches: the other plane has none.
+        (
+            "The capital of France is",
+            {"draft_model": "default", "draft_p_min": 0.0, "prompt_lookup_min": 64},
+        ),
+    ],
+    ids=["prompt lookup", "a draft model"],
+)
+def test_a_recording_with_drafts_is_repeated_too(
+    target, like_plane, capsys, tmp_path, prompt, options
 ):
     config = target.config(
-        record=str(tmp_path / "run"),
-        speculative_tokens=7,
-        num_threads=1,
-        draft_model="default",
-        draft_p_min=0.0,
-        prompt_lookup_min=64,
-        max_num_blocks=1024,
+        record=str(tmp_path / "run"), speculative_tokens=7, num_threads=1, **options
     )
     params = GenerationParams(max_tokens=60, temperature=0.0, ignore_eos=True)
     with InferenceEngine(config) as engine:
-        engine.submit_request("The capital of France is", params)
+        engine.submit_request(prompt, params)
         assert engine.run()[0].success
         num_kept = engine.get_metrics().num_kept_drafts
     assert num_kept > 20
