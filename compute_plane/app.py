@@ -120,9 +120,14 @@ class ComputePlane:
         self._executors = [built]
         drafter = None
         if draft is not None:
-            drafter, of_draft = build_drafter(
-                draft, context, limits, config.draft_p_min, partial(build, placement.executor)
-            )
+            build_another = partial(build, placement.executor)
+            try:
+                drafter, of_draft = build_drafter(
+                    draft, context, built, limits, config.draft_p_min, build_another
+                )
+            except ConfigError:
+                self._close_executors()
+                raise
             self._executors.append(of_draft)
         facts = PlaneFacts(
             spec=spec,
@@ -189,12 +194,16 @@ class ComputePlane:
         is_done = self._device.stop(self._config.shutdown_timeout)
         self._servicer.end_streams(PlaneDraining("the compute plane is shutting down"))
         self._server.stop()
-        for built in self._executors if is_done else ():
+        if is_done:
+            self._close_executors()
+        log.info("stopped", batches_finished=is_done)
+        return is_done
+
+    def _close_executors(self) -> None:
+        for built in self._executors:
             close = getattr(built.executor, "close", None)
             if close is not None:
                 close()
-        log.info("stopped", batches_finished=is_done)
-        return is_done
 
 
 def _load_model(reference: str, config: ComputePlaneConfig) -> LoadedModel:

@@ -36,6 +36,7 @@ def check_draft_model(draft: LoadedModel, model: LoadedModel | None) -> None:
 def build_drafter(
     draft: LoadedModel,
     context: ExecutorContext,
+    beside: BuiltExecutor,
     limits: SlotLimits,
     least_chance: float,
     build: Callable[[ExecutorContext], BuiltExecutor],
@@ -43,19 +44,23 @@ def build_drafter(
     """Build a draft model beside an executor, and its own executor.
 
     `context`: what the other one was built from. `limits`: of the plane. `build` makes an executor
-    of the same kind. Raises as `build` does.
+    of the same kind. Raises ConfigError for what it cannot make.
     """
-    built = build(
-        replace(
-            context,
-            spec=draft.spec,
-            model=draft,
-            num_blocks=limits.num_blocks + MOST_ROWS,
-            max_tokens=MAX_TOKENS,
-            max_rows=MOST_ROWS,
-            swap_bytes=0,
+    try:
+        built = build(
+            replace(
+                context,
+                spec=draft.spec,
+                model=draft,
+                num_blocks=limits.num_blocks + MOST_ROWS,
+                max_tokens=MAX_TOKENS,
+                max_rows=MOST_ROWS,
+                swap_bytes=0,
+                promised_bytes=beside.kv_pool_bytes + context.swap_bytes,
+            )
         )
-    )
+    except ConfigError as error:
+        raise ConfigError(f"draft_model: {error.message}", field="draft_model") from error
     longest = draft.spec.context_length if built.context_length is None else built.context_length
     drafter = DraftModel(
         built.executor,

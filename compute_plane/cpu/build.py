@@ -118,6 +118,8 @@ def build_cpu_layers(
         first_layer=first_layer,
     )
     memory = host_memory()
+    if memory is not None:
+        memory = replace(memory, free_bytes=max(0, memory.free_bytes - context.promised_bytes))
     room = smaller(room_for_states(spec, context.max_slots, memory, first_layer), room_elsewhere)
     states = None if room is None else make_states(spec, room.num_states, first_layer)
     if states is not None and memory is not None:

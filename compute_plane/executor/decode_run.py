@@ -110,7 +110,7 @@ class DecodeRun:
             == self._columns
             and not (batch.swap_out or batch.swap_in or batch.digest_blocks.size)
             and not (batch.starts or batch.copies or batch.state_copies)
-            and not (batch.prompt_logprobs or batch.embeddings)
+            and not (batch.prompt_logprobs or batch.embeddings or batch.wanted_drafts.size)
             and not (batch.token_counts.size or batch.token_ids.size)
             and not (batch.draft_counts.size or batch.draft_ids.size or batch.constraints)
             and not (batch.sampled_slots.size or batch.released.size)

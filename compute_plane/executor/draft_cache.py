@@ -66,19 +66,29 @@ class DraftCache:
     def note(self, tokens: Int32Array, table: Int32Array, first: int) -> None:
         """Remember that `tokens` [N] from `first` on were computed, those before being valid."""
         size = self._block_size
-        before = self._hashes_before(tokens)
         for place in range(first // size, -(-tokens.size // size)):
             block, begin = table[place], place * size
             inside = tokens[begin : begin + size]
             self._tokens[block, : inside.size] = inside
             self._num_filled[block] = inside.size
-            self._hash_before[block] = before[place]
+            if begin == 0:
+                self._hash_before[block] = 0
+            elif begin >= first:  # else it has the hash, as what is before `first` is valid
+                terms = self._terms(tokens[begin - size : begin], begin - size)
+                # Arrays wrap around in silence, scalars warn.
+                before = self._hash_before[table[place - 1 : place]]
+                self._hash_before[block] = (before + terms.sum(keepdims=True))[0]
 
     def _hashes_before(self, tokens: Int32Array) -> UInt64Array:
         """Return the hash of all tokens before each block, [N // P + 1]."""
         sums = np.zeros(tokens.size + 1, dtype=np.uint64)
-        # No token is 0 times its factor: texts of zeros have hashes, too.
-        values = tokens.astype(np.uint64) + np.uint64(1)
-        np.cumsum(values * self._factors[: tokens.size], out=sums[1:])
+        np.cumsum(self._terms(tokens, 0), out=sums[1:])
         hashes: UInt64Array = sums[:: self._block_size]
         return hashes
+
+    def _terms(self, tokens: Int32Array, first: int) -> UInt64Array:
+        """Return what tokens from position `first` on add to a hash."""
+        # No token is 0 times its factor: texts of zeros have hashes, too.
+        values = tokens.astype(np.uint64) + np.uint64(1)
+        terms: UInt64Array = values * self._factors[first : first + tokens.size]
+        return terms

@@ -40,6 +40,9 @@ MOST_ROWS: Final = 32
 FEW_TOKENS: Final = 8
 """Of a row that is computed as generated ones are; more are computed as a prompt is."""
 
+FIRST_REST: Final = 16
+"""Steps for which a draft model that failed is not asked."""
+
 TAIL_TOKENS: Final = 16
 """By which a text is known again."""
 
@@ -97,8 +100,8 @@ class _Row:
     table: Int32Array
     most: int
     num_known: int
-    num_computed: int
     guesses: list[int]
+    num_computed: int = 0
     likelihoods: list[float] = field(default_factory=list)
     chance: float = 1.0
 
@@ -115,7 +118,7 @@ class _Made(NamedTuple):
 class DraftModel:
     """Guesses with an executor of its own; a `Drafter`. Called by the device thread only.
 
-    A draft model that fails guesses nothing any more, and harms nobody.
+    A draft model that fails harms nobody: it guesses nothing for a while, twice as long each time.
     """
 
     def __init__(self, executor: GPUExecutor, limits: DraftLimits) -> None:
@@ -126,7 +129,8 @@ class DraftModel:
         )
         self._odds = DraftOdds()
         self._made: dict[int, _Made] = {}  # by slot
-        self._is_broken = False
+        self._num_skipped = 0
+        self._rest = FIRST_REST
 
     def guess(self, texts: Sequence[KnownText]) -> list[list[int]]:
         """Return tokens that may follow each text, as many as are wanted or fewer.
@@ -135,30 +139,36 @@ class DraftModel:
         Raises DeviceLostError.
         """
         found: list[list[int]] = [[] for _ in texts]
-        if self._is_broken:
+        if self._num_skipped > 0:
+            self._num_skipped -= 1
             return found
+        try:
+            self._guess(texts, found)
+        except DeviceLostError:
+            raise
+        except Exception:
+            # Whatever it is: the engine's own answers are there, and do not need it.
+            log.exception("the draft model failed and rests", steps=self._rest)
+            self._num_skipped, self._rest = self._rest, 2 * self._rest
+            return [[] for _ in texts]
+        self._rest = FIRST_REST
+        return found
+
+    def _guess(self, texts: Sequence[KnownText], found: list[list[int]]) -> None:
+        """Put into `found` what may follow each text."""
         rows: list[_Row] = []
         for text, guesses in zip(texts, found, strict=True):
             self._look_back(text)
             row = self._row(text, len(rows), guesses) if len(rows) < MOST_ROWS else None
             if row is not None:
                 rows.append(row)
-        try:
-            going_on = self._read(rows)
-            while going_on:
-                going_on = self._go_on(going_on)
-        except DeviceLostError:
-            raise
-        except Exception:
-            # Whatever it is: the engine's own answers are there, and do not need it.
-            log.exception("the draft model failed and is not used any more")
-            self._is_broken = True
-            return [[] for _ in texts]
+        going_on = self._read(rows)
+        while going_on:
+            going_on = self._go_on(going_on)
         for row in rows:
             num_tokens = row.text.tokens.size
             tail = _tail(row.text.tokens)
             self._made[row.text.slot] = _Made(num_tokens, tail, row.guesses, row.likelihoods)
-        return found
 
     def _look_back(self, text: KnownText) -> None:
         """See what became of the guesses made for the text of a slot when it was shorter."""
@@ -184,27 +194,55 @@ class DraftModel:
             table = np.append(table, np.int32(limits.num_blocks + number)).astype(np.int32)
         if table.size * size < num_tokens or int(text.tokens.max()) >= limits.vocab_size:
             return None
-        num_computed = self._cache.num_computed(text.tokens, table)
         tokens = np.zeros(num_tokens + most, dtype=np.int32)
         tokens[:num_tokens] = text.tokens
-        num_computed = min(num_computed, num_tokens - 1)
-        return _Row(text, tokens, table, most, num_tokens, num_computed, guesses)
+        return _Row(text, tokens, table, most, num_tokens, guesses)
 
     def _read(self, rows: list[_Row]) -> list[_Row]:
-        """Compute what is not in the pool, and guess the first token of rows that are through."""
+        """Compute what is not in the pool, and guess the first token of rows that are through.
+
+        Rows that share blocks, and would write one both, go one after the other: what the first one
+        computed is there for the second.
+        """
         room = self._limits.max_tokens
-        parts: list[tuple[_Row, int]] = []
-        # Short ones first: a long text does not keep those beside it from their drafts.
-        for row in sorted(rows, key=lambda row: row.num_known - row.num_computed):
-            count = min(row.num_known - row.num_computed, room)
-            if count > 0:
-                parts.append((row, count))
-                room -= count
-        return self._run(parts)
+        going_on: list[_Row] = []
+        waiting = rows
+        while waiting and room > 0:
+            for row in waiting:
+                computed = self._cache.num_computed(row.tokens[: row.num_known], row.table)
+                row.num_computed = min(computed, row.num_known - 1)
+            parts: list[tuple[_Row, int]] = []
+            later: list[_Row] = []
+            written: set[int] = set()
+            # Short ones first: a long text does not keep those beside it from their drafts.
+            for row in sorted(waiting, key=lambda row: row.num_known - row.num_computed):
+                count = min(row.num_known - row.num_computed, room)
+                blocks = self._written(row, count)
+                if written & blocks:
+                    later.append(row)
+                elif count > 0:
+                    parts.append((row, count))
+                    written |= blocks
+                    room -= count
+            going_on += self._run(parts)
+            waiting = later
+        return going_on
 
     def _go_on(self, rows: list[_Row]) -> list[_Row]:
-        """Guess one more token of each row."""
-        return self._run([(row, 1) for row in rows])
+        """Guess one more token of each row; where two would write one block, of the first."""
+        parts: list[tuple[_Row, int]] = []
+        written: set[int] = set()
+        for row in rows:
+            blocks = self._written(row, 1)
+            if not written & blocks:
+                parts.append((row, 1))
+                written |= blocks
+        return self._run(parts)
+
+    def _written(self, row: _Row, count: int) -> set[int]:
+        """Return the blocks that the next `count` tokens of a row are in."""
+        size, first = self._limits.block_size, row.num_computed
+        return set(row.table[first // size : -(-(first + count) // size)].tolist())
 
     def _run(self, parts: list[tuple[_Row, int]]) -> list[_Row]:
         """Compute the next tokens of rows; return those that a guess was found for and go on.
@@ -229,8 +267,11 @@ class DraftModel:
         """Take sample k for the guess behind a row if it is likely; whether to go on behind it."""
         likelihood = math.exp(output.sample_logprobs[k].logprob)
         row.chance *= self._odds.of(likelihood, is_greedy=row.text.is_greedy)
+        if row.chance < self._limits.least_chance:
+            self._odds.forget_some(likelihood, is_greedy=row.text.is_greedy)
+            return False
         token = int(output.next_tokens[k])
-        if row.chance < self._limits.least_chance or token >= self._limits.vocab_size:
+        if token >= self._limits.vocab_size:
             return False
         row.guesses.append(token)
         row.likelihoods.append(likelihood)

@@ -15,6 +15,8 @@ NUM_CLASSES: Final = 10
 """Of likelihood, equally wide."""
 PRIOR: Final = 8.0
 """So many guesses of a class, right as often as they are likely, are counted before the first."""
+REFUSALS: Final = 64.0
+"""Guesses of a class that are not made after which two thirds of what was counted is forgotten."""
 MEMORY: Final = 256.0
 """Guesses of a class after which the earlier ones count half: texts change."""
 
@@ -24,8 +26,9 @@ class DraftOdds:
 
     def __init__(self) -> None:
         likely = (np.arange(NUM_CLASSES) + 0.5) / NUM_CLASSES
+        self._prior_right = np.stack([likely, likely]) * PRIOR
         self._num_made = np.full((2, NUM_CLASSES), PRIOR)
-        self._num_right = np.stack([likely, likely]) * PRIOR
+        self._num_right = self._prior_right.copy()
 
     def of(self, likelihood: float, *, is_greedy: bool) -> float:
         """Return the chance that a guess is right, all before it being right."""
@@ -40,6 +43,15 @@ class DraftOdds:
         if self._num_made[place] >= MEMORY:
             self._num_made[place] /= 2.0
             self._num_right[place] /= 2.0
+
+    def forget_some(self, likelihood: float, *, is_greedy: bool) -> None:
+        """Forget a little of what became of such guesses, as one was not made.
+
+        A class of which none is made has nothing counted: it would never be tried again.
+        """
+        place = int(is_greedy), _class_of(likelihood)
+        self._num_made[place] += (PRIOR - self._num_made[place]) / REFUSALS
+        self._num_right[place] += (self._prior_right[place] - self._num_right[place]) / REFUSALS
 
 
 def _class_of(likelihood: float) -> int:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import structlog
 
+from compute_plane.errors import DeviceLostError
 from compute_plane.executor.draft_model import Drafter, KnownText
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import StepBatch, StepResult
+
+log = structlog.get_logger()
 
 
 def with_next_drafts(
@@ -21,6 +25,26 @@ def with_next_drafts(
     wanted = batch.wanted_drafts
     if drafter is None or not wanted.any():
         return result
+    try:
+        of_rows = _guesses(result, batch, slots, drafter)
+    except DeviceLostError:
+        raise
+    except Exception:
+        # The samples are there, whatever became of drafts.
+        log.exception("no drafts were guessed")
+        return result
+    return replace(
+        result,
+        next_draft_counts=np.array([len(tokens) for tokens in of_rows], dtype=np.int64),
+        next_draft_ids=np.array([token for tokens in of_rows for token in tokens], dtype=np.int64),
+    )
+
+
+def _guesses(
+    result: StepResult, batch: StepBatch, slots: SlotTable, drafter: Drafter
+) -> list[list[int]]:
+    """Return what is guessed behind the sample of each row."""
+    wanted = batch.wanted_drafts
     failed = {failure.row for failure in result.row_failures}
     texts: dict[int, KnownText] = {}
     for row in np.flatnonzero(wanted).tolist():
@@ -29,9 +53,4 @@ def with_next_drafts(
         if text is not None:
             texts[row] = text
     guesses = dict(zip(texts, drafter.guess(list(texts.values())), strict=True))
-    of_rows = [guesses.get(row, []) for row in range(wanted.size)]
-    return replace(
-        result,
-        next_draft_counts=np.array([len(tokens) for tokens in of_rows], dtype=np.int64),
-        next_draft_ids=np.array([token for tokens in of_rows for token in tokens], dtype=np.int64),
-    )
+    return [guesses.get(row, []) for row in range(wanted.size)]

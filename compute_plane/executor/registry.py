@@ -57,7 +57,8 @@ class ExecutorContext:
     `gpu_memory_limit`: bytes that may be taken on a CUDA device. `max_slots`: sequences that the
     plane remembers. `fills_memory`: the pool is to have as many blocks as fit into
     `gpu_memory_utilization`, a share, of the memory, instead of `num_blocks`; a custom executor is
-    never told so. `keep_logits`: whether answers have the samples' logits, for tests and tools.
+    never told so. `promised_bytes`: of host memory that others have and may not have filled yet.
+    `keep_logits`: whether answers have the samples' logits, for tests and tools.
     """
 
     spec: ModelSpec
@@ -79,6 +80,7 @@ class ExecutorContext:
     fills_memory: bool = False
     gpu_memory_utilization: float = 0.9
     keep_logits: bool = False
+    promised_bytes: int = 0
 
     @property
     def block_demand(self) -> BlockDemand:

@@ -142,6 +142,8 @@ class StepPipeline:
         except BatchFailed as failure:
             refusal = failure
         end_ns = getattr(flight.step, "ended_ns", None) or flight.done_ns or self._clock_ns()
+        if work.batch.wanted_drafts.any():
+            end_ns = self._clock_ns()  # a draft model had the device behind the step
         timings = self._timings(flight, end_ns)
         self._last_end_ns = end_ns
         self.busy_since_ns = end_ns if len(self._under_way) > 1 else None

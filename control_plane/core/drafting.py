@@ -31,6 +31,10 @@ _MOST_ROWS = MOST_DRAFTS + 1
 and each further one a sixth of that; from 8 on a draft costs what a token costs (2026-11-22)."""
 
 
+_LEAST_LEFT = 16
+"""Tokens still to come of a text for which a draft model that has not read it yet is asked."""
+
+
 class Drafting:
     """Drafts for decode rows, within blocks that these have anyway: memory is nobody's concern.
 
@@ -107,20 +111,25 @@ class Drafting:
             is_alike = row in step.drafts and row not in step.guessed_rows
             if is_alike or not self._may_draft(seq, num_more=1):
                 continue
+            num_left = seq.max_computed_tokens - seq.num_computed_tokens
             if seq.guesses is None:
+                if num_left < _LEAST_LEFT:
+                    continue
                 seq.guesses = Guesses(seq.output_tokens)
-            # Drafts end with the block, but where in it the next row begins is known by then.
-            most = min(share, self._most, seq.max_computed_tokens - seq.num_computed_tokens - 2)
+            # Drafts end with the block; where in it the next row is, depends on the drafts of this.
+            most = min(share, self._most, num_left - 2)
+            if row not in step.drafts:
+                most = min(most, self._room(seq, 1, most))
             if most > 0 and not seq.guesses.is_pausing:
                 step.wanted_drafts[row] = most
                 step.holds_back = True
 
     def keep_guesses(self, step: Step, next_drafts: Mapping[int, list[int]]) -> None:
         """Keep what the draft model guessed behind the samples, once those are accepted."""
-        for row, tokens in next_drafts.items():
-            seq = step.rows[row]
-            if seq.guesses is not None:
-                seq.guesses.keep(tokens)
+        for row in step.wanted_drafts:
+            guesses = step.rows[row].guesses
+            if guesses is not None:
+                guesses.keep(next_drafts.get(row, []))
 
     def _add_constrained(self, step: Step, room: int) -> int:
         """Give constrained rows the drafts of their constraints; how much room is left.

@@ -52,7 +52,7 @@ class Results:
         if step.has_constraints:
             self._advance(step, result, events)
         self._accept(step, result, events)
-        if result.next_drafts:
+        if step.wanted_drafts:
             self._drafting.keep_guesses(step, result.next_drafts)
         if result.embeddings:
             self._take_embeddings(step, result, events)

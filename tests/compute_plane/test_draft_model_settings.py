@@ -13,6 +13,7 @@ import pytest
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig, load_config
 from compute_plane.drafting import check_draft_model
+from compute_plane.memory.sizing import Memory
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.spec import ModelSpec
@@ -154,3 +155,23 @@ def test_a_draft_model_that_is_not_there_is_a_fault_of_its_own_setting(tmp_path:
     with pytest.raises(ConfigError, match=r"^draft_model: .*none\.gguf: no such file") as caught:
         ComputePlane(config)
     assert caught.value.field == "draft_model"
+
+
+@pytest.mark.model
+def test_a_draft_model_finds_no_room_where_the_engine_has_been_promised_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory that a pool has and has not filled yet looks free."""
+    from compute_plane.cpu import build
+
+    config = ComputePlaneConfig(draft_model="default", listen="127.0.0.1:0", max_num_blocks=64)
+    block_bytes = 16 * 30 * 2 * 3 * 64 * 2
+    for num_free, is_refused in ((1.5 * 64, True), (64 + 64 + 60, False)):
+        memory = Memory(1 << 40, int(num_free * block_bytes))
+        monkeypatch.setattr(build, "host_memory", lambda memory=memory: memory)
+        if is_refused:
+            with pytest.raises(ConfigError, match=r"^draft_model: .*max-num-blocks") as caught:
+                ComputePlane(config)
+            assert caught.value.field == "draft_model"
+        else:
+            ComputePlane(config)

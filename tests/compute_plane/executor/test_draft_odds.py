@@ -120,3 +120,22 @@ def test_chances_are_between_none_and_certainty(
     for likelihood in (0.0, *MIDDLES, 1.0):
         for is_greedy in (True, False):
             assert 0 <= odds.of(likelihood, is_greedy=is_greedy) <= 1
+
+
+@pytest.mark.parametrize("is_greedy", [True, False])
+def test_what_is_not_guessed_any_more_is_tried_again_some_time(is_greedy: bool) -> None:
+    odds = DraftOdds()
+    for _ in range(200):
+        odds.note(0.55, is_greedy=is_greedy, is_right=False)
+    lowest = odds.of(0.55, is_greedy=is_greedy)
+    others = odds.of(0.75, is_greedy=is_greedy), odds.of(0.55, is_greedy=not is_greedy)
+    assert lowest < 0.1
+    chances = []
+    for _ in range(600):
+        odds.forget_some(0.55, is_greedy=is_greedy)
+        chances.append(odds.of(0.55, is_greedy=is_greedy))
+    assert chances == sorted(chances)
+    assert chances[0] < 0.1
+    assert chances[200] > 0.2
+    assert chances[-1] == pytest.approx(0.55, abs=0.01)
+    assert others == (odds.of(0.75, is_greedy=is_greedy), odds.of(0.55, is_greedy=not is_greedy))

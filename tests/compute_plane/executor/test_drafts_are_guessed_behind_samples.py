@@ -96,6 +96,27 @@ def test_a_batch_that_wants_none_asks_nobody() -> None:
     assert oracle.asked == []
 
 
+def test_samples_are_answered_though_nobody_can_guess() -> None:
+    plane, oracle = Plane(WITH_A_MODEL), Oracle()
+    oracle.fault = ValueError("never thought of")
+    batch = wanting(two_prompts(), 2, 2)
+    result = plane.run(batch)
+    assert with_next_drafts(result, batch, plane.slots, oracle) is result
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (1, 1, 1), (0,)])
+def test_a_step_that_goes_on_is_looked_at_as_any_other(counts: tuple[int, ...]) -> None:
+    for limits, is_right in ((LIMITS, False), (WITH_A_MODEL, len(counts) == 2)):
+        plane = Plane(limits)
+        plane.tokens(two_prompts())
+        plane.tokens(step([(0, 3, 1), (1, 5, 1)], new_blocks=[[], []]))
+        batch = wanting(step([(0, 4, 1), (1, 6, 1)]), *counts)
+        if is_right:
+            plane.tokens(batch)
+        else:
+            assert refusal_of(batch, plane).field == "wanted_drafts"
+
+
 def refusal_of(batch: StepBatch, plane: Plane) -> BatchRefused:
     with pytest.raises(BatchRefused) as caught:
         plane.run(batch)

@@ -126,7 +126,7 @@ def test_a_pause_ends_with_a_guess_that_is_right() -> None:
 
 def test_drafts_end_with_the_block_and_before_the_last_token() -> None:
     desk = desk_with_a_model(block_size=4, depth=1)
-    desk.add([1] * 5, TEXT[:9])
+    desk.add([1] * 5, TEXT[:20])
     desk.run()
     spans = [
         (output.batch.positions[0], output.batch.query_lens[0])
@@ -134,13 +134,14 @@ def test_drafts_end_with_the_block_and_before_the_last_token() -> None:
         if drafts_of(output)
     ]
     assert all(first // 4 == (first + count - 1) // 4 for first, count in spans)
-    assert all(first + count < 5 + 9 for first, count in spans)
-    assert desk.text(1) == TEXT[:9]
+    assert len(spans) > 3
+    assert all(first + count < 5 + 20 for first, count in spans)
+    assert desk.text(1) == TEXT[:20]
 
 
 def test_a_guess_never_ends_a_text() -> None:
     desk = desk_with_a_model(depth=1, block_size=64)
-    desk.add([1, 2, 3], [4, 5, 6, EOS, 0, 0, 0, 0, 0])
+    desk.add([1, 2, 3], [4, 5, 6, EOS, *[0] * 20])
     desk.run()
     assert all(EOS not in output.batch.draft_ids for output in desk.sent)
     assert desk.text(1) == [4, 5, 6]
@@ -173,6 +174,36 @@ def test_a_guess_that_comes_too_late_is_not_sent() -> None:
     assert not any(drafts_of(output))
     desk.run()
     assert desk.text(1) == desk.text(2) == TEXT
+
+
+def test_a_row_at_the_end_of_its_block_asks_for_nothing() -> None:
+    desk = desk_with_a_model(depth=1, block_size=4, guess=lambda _: [])
+    desk.add([1, 2, 3], TEXT)
+    desk.run()
+    # A sample behind position 4 i + 2 is the last of its block: no draft is left room for.
+    asked = {o.batch.positions[0] for o in desk.sent if o.batch.wanted_drafts}
+    assert asked
+    assert not any(position % 4 == 2 for position in asked)
+
+
+def test_a_short_answer_is_not_worth_reading_its_prompt() -> None:
+    for length, is_asked in ((15, False), (40, True)):
+        desk = desk_with_a_model(depth=1, block_size=64)
+        desk.add([1, 2, 3], TEXT[:length])
+        desk.run()
+        assert any(output.batch.wanted_drafts for output in desk.sent) is is_asked
+
+
+def test_who_never_has_a_guess_is_asked_ever_less_often() -> None:
+    desk = desk_with_a_model(depth=1, block_size=256, guess=lambda _: [])
+    song = [10 + 7 * i % 83 for i in range(160)]
+    desk.add([1, 2, 3], song)
+    desk.run()
+    asked = [output.batch.positions[0] for output in desk.sent if output.batch.wanted_drafts]
+    gaps = [after - before for before, after in pairwise(asked)]
+    assert gaps[:7] == [1] * 7
+    assert gaps[7:] == [3, 5, 9, 17, 33, 65][: len(gaps) - 7]
+    assert len(gaps) >= 11
 
 
 @pytest.mark.parametrize("next_drafts", [{0: [1, 2, 3, 4]}, {1: [1]}])
