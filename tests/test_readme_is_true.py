@@ -87,8 +87,8 @@ def test_the_table_of_options_has_the_real_defaults():
     for flag, default in rows:
         if flag in ("--model", "--seed"):
             continue  # their defaults stand in words
-        switch = {"on": True, "off": False}.get(default)
-        given = type(DEFAULTS[flag])(default) if switch is None else switch
+        words = {"on": True, "off": False, "none": None}
+        given = words[default] if default in words else type(DEFAULTS[flag])(default)
         assert given == DEFAULTS[flag], flag
 
 
