@@ -71,6 +71,7 @@ BESIDE: Final = (
     RowInput.OUT_SCALED_SUMS,
     RowInput.OUT_SUMS,
     RowInput.OUT_PAIR_SUMS,
+    RowInput.OUT_BEGINS,
 )
 
 

@@ -89,6 +89,7 @@ class RowBuffers:
                 RowInput.OUT_SCALED_SUMS: beside,
                 RowInput.OUT_SUMS: beside,
                 RowInput.OUT_PAIR_SUMS: beside,
+                RowInput.OUT_BEGINS: beside,
             }
             self._places[row_format] = {
                 name: arena.take(size).ctypes.data for name, size in sizes.items()
@@ -107,4 +108,5 @@ class RowBuffers:
             Product.INPUT_SCALED_SUMS: places[RowInput.OUT_SCALED_SUMS],
             Product.INPUT_SUMS: places[RowInput.OUT_SUMS],
             Product.INPUT_PAIR_SUMS: places[RowInput.OUT_PAIR_SUMS],
+            Product.INPUT_BEGINS: places[RowInput.OUT_BEGINS],
         }

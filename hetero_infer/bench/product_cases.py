@@ -19,6 +19,7 @@ from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, packed_int8_bytes
 from kernels.cpu.int8_turning import pack_int8_rows
+from kernels.cpu.int8_weights import BEGINS_OFFSET, BIAS_BITS
 from kernels.cpu.kv_layout import to_bfloat16
 from kernels.cpu.operands import Product, RowFormat, group_bytes, row_bytes
 from kernels.cpu.operation import StepWord
@@ -139,6 +140,7 @@ def _input(row_format: RowFormat, rows: int, k: int, bench: Workbench) -> dict[i
         Product.INPUT_SCALED_SUMS: bench.place(scales * sums),
         Product.INPUT_SUMS: bench.place(half_sums),
         Product.INPUT_PAIR_SUMS: bench.place(sums),
+        Product.INPUT_BEGINS: bench.place(np.int32(BIAS_BITS) - BEGINS_OFFSET * sums),
     }
 
 

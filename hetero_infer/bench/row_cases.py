@@ -71,6 +71,7 @@ def _prepare_rows(
             RowInput.OUT_SCALED_SUMS: bench.zeros(group_bytes(rows, k)),
             RowInput.OUT_SUMS: bench.zeros(group_bytes(rows, k)),
             RowInput.OUT_PAIR_SUMS: bench.zeros(group_bytes(rows, k)),
+            RowInput.OUT_BEGINS: bench.zeros(group_bytes(rows, k)),
             RowInput.WEIGHT: bench.floats(k),
             RowInput.EPSILON: EPSILON_BITS,
         },

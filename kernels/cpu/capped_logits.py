@@ -14,7 +14,7 @@ from kernels.cpu.emitted import emitted
 from kernels.cpu.int8_packing import GROUP
 from kernels.cpu.operands import LogitsCap, RowFormat
 from kernels.cpu.operation import StepWord
-from kernels.cpu.row_values import GroupValues, Pair, load_pair, write_row
+from kernels.cpu.row_values import GroupValues, Pair, float_outs, load_pair, write_row
 from kernels.cpu.vector_ir import F32, I32, Builder, Value, i64
 
 
@@ -36,8 +36,7 @@ def _capped(cap: Value) -> GroupValues:
 def cap_row(builder: Builder, row: Value, n: Value, cap: Value) -> None:
     """Replace n float32 by cap · tanh of them / cap. `cap`: the bits of a float32."""
     bits = builder.bitcast(builder.trunc(cap, I32), F32)
-    outs = [row, *[i64(0)] * 4]
-    write_row(builder, _capped(bits), [row], n, i64(RowFormat.FLOAT32), outs)
+    write_row(builder, _capped(bits), [row], n, i64(RowFormat.FLOAT32), float_outs(row))
 
 
 @operation()

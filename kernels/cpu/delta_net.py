@@ -28,7 +28,7 @@ from kernels.cpu.memory_words import (
 )
 from kernels.cpu.operands import AttentionGate, RowFormat
 from kernels.cpu.operation import StepWord
-from kernels.cpu.row_values import Pair, load_pair, write_row
+from kernels.cpu.row_values import Pair, float_outs, load_pair, write_row
 from kernels.cpu.short_convolution import convolve
 from kernels.cpu.sigmoids import sigmoid
 from kernels.cpu.state_operands import DeltaNet, StateRow
@@ -218,8 +218,7 @@ def _times_sigmoid(builder: Builder, sources: list[Value], _: RowFormat) -> Pair
 @emitted(types.void, *[types.int64] * 3)
 def gate_row(builder: Builder, row: Value, gates: Value, n: Value) -> None:
     """Multiply a row of n float32 by the sigmoids of its gates."""
-    outs = [row, *[i64(0)] * 4]
-    write_row(builder, _times_sigmoid, [row, gates], n, i64(RowFormat.FLOAT32), outs)
+    write_row(builder, _times_sigmoid, [row, gates], n, i64(RowFormat.FLOAT32), float_outs(row))
 
 
 @operation()

@@ -53,6 +53,7 @@ def expert_product(record: int, header: int, chunk: int, num_chunks: int, worker
         move(shared, called, Product.INPUT_SCALED_SUMS, beside)
         move(shared, called, Product.INPUT_SUMS, beside)
         move(shared, called, Product.INPUT_PAIR_SUMS, beside)
+        move(shared, called, Product.INPUT_BEGINS, beside)
         move(shared, called, Product.OUT, first * word(record, ExpertProduct.OUT_BYTES))
         write_int64(its_header, StepWord.NUM_TOKENS, read_int32(runs, 3 + 3 * run))
         if part == 0 and end - item >= parts:

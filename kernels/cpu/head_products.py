@@ -43,6 +43,7 @@ def rows_of_heads(record: int, header: int, chunk: int, num_chunks: int, worker:
         move(shared, called, RowInput.OUT_SCALED_SUMS, beside)
         move(shared, called, RowInput.OUT_SUMS, beside)
         move(shared, called, RowInput.OUT_PAIR_SUMS, beside)
+        move(shared, called, RowInput.OUT_BEGINS, beside)
         invoke(word(shared, KERNEL), called, header, chunk, num_chunks, worker)
 
 
@@ -62,5 +63,6 @@ def products_of_heads(record: int, header: int, chunk: int, num_chunks: int, wor
         move(shared, called, Product.INPUT_SCALED_SUMS, beside)
         move(shared, called, Product.INPUT_SUMS, beside)
         move(shared, called, Product.INPUT_PAIR_SUMS, beside)
+        move(shared, called, Product.INPUT_BEGINS, beside)
         move(shared, called, Product.OUT, head * word(record, HeadCalls.OUT_BYTES))
         invoke(word(shared, KERNEL), called, header, part, parts, worker)

@@ -8,11 +8,21 @@ meet it while it is in that thread's cache.
 
 A sum is computed whole, and only then written to OUT or added to what is there.
 
+Rows that are more than a tile of vectors holds go through a group of panels in several passes. The
+first waits for memory and the others for the multipliers, so all of them share in fetching the
+panels behind: milliseconds of N = 16384, K = 2048 from memory before that / with it (two threads of
+a shared Xeon with AMX, medians of 9; 10 rows and more went by tiles of 16 before):
+
+    rows               6          8          10         12         17         24
+    Q4_0, amx          4.6 / 4.7  6.6 / 5.1  9.3 / 5.8  9.2 / 6.4  17.5 / 8.6 16.7 / 11.7
+    Q4_0, avx512       4.0 / 4.2  6.1 / 4.8             7.4 / 5.9
+    Q4_0, avx2         8.6 / 7.4  10.8 / 9.8            15.9 / 14.8
+
 Measured on one thread of an Intel processor with AMX (3.4 GHz, other processes beside it) that
 reads 16 GB/s and does 0.85–0.93 · 10^12 operations a second with VPDPBUSD alone. N = 3072, K = 576
 and N = 576, K = 1536, weights larger than the caches up to 32 rows:
 
-    rows     1          2            6            12       16            32       64
+    rows     1          2            6            (12)     16            32       64
     Q4_1     14 GB/s    13–14 GB/s   13 GB/s      0.30 T   0.37–0.43 T   0.58 T   0.56–0.6 T
     Q4_0     14 GB/s    13 GB/s      12 GB/s      0.31 T   0.35–0.43 T   …        0.64–0.65 T
     Q8_0     15 GB/s    15 GB/s      13.5 GB/s    0.23 T   0.33 T        0.51 T   0.53 T
@@ -33,13 +43,14 @@ from typing import Final
 from numba import types
 
 from kernels.cpu.catalogue import INT8_PRODUCTS
-from kernels.cpu.compiled import define, scratch, word
+from kernels.cpu.compiled import define, inlined, scratch, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_amx_product import amx_product
 from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, PANEL_COLUMNS, Int8Format
 from kernels.cpu.int8_pair_product import PAIR_ROWS, PAIRED_BITS, pair_product
 from kernels.cpu.int8_sizes import (
+    BLOCK_ROWS,
     GROUP_PANELS,
     HAS_AMX,
     MOST_ROWS,
@@ -49,22 +60,28 @@ from kernels.cpu.int8_sizes import (
     SUMS_OF_TILE_BYTES,
     WIDTH,
 )
-from kernels.cpu.int8_tile import int8_tiles
+from kernels.cpu.int8_tile import begins_word, int8_tiles
 from kernels.cpu.int8_unpacking import unpacked_from, unpacker
 from kernels.cpu.int8_weights import panel_sizer
-from kernels.cpu.matrix_product import sums_writer, tile_rows
+from kernels.cpu.matrix_product import SHARE_BITS, num_tiles, sums_writer, tile_rows
 from kernels.cpu.operands import Product
 
 SET: Final = selected_instruction_set()
 
-AMX_ROWS: Final = 10
-"""From so many rows on the tile registers are faster than vectors."""
+AMX_ROWS: Final = 13
+"""Of a block of 16: from so many on the tile registers, which compute all 16, beat vectors."""
+
+
+@inlined()
+def fills_blocks(rows: int) -> bool:
+    """Tell whether the blocks of 16 rows that hold these have AMX_ROWS each, on average."""
+    return rows >= AMX_ROWS * ((rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
 
 
 def _product(fmt: Int8Format) -> Callable[..., None]:
     """Return the kernel of a format, made of vector tiles."""
-    tiles = emitted(types.void, *[types.int64] * 9)(int8_tiles(fmt, SIZES, SET))
-    tiles_of_unpacked = emitted(types.void, *[types.int64] * 10)(
+    tiles = emitted(types.void, *[types.int64] * 11)(int8_tiles(fmt, SIZES, SET))
+    tiles_of_unpacked = emitted(types.void, *[types.int64] * 12)(
         int8_tiles(fmt, SIZES, SET, is_unpacked=True)
     )
     unpack, unpacked_rows = unpacker(fmt, GROUP_PANELS, SET), unpacked_from(fmt, SET)
@@ -75,12 +92,13 @@ def _product(fmt: Int8Format) -> Callable[..., None]:
     in_tiles = HAS_AMX and fmt.parts == 1
     in_pairs = PAIRS_PRODUCTS and fmt.bits == PAIRED_BITS
     write_sums = sums_writer(GROUP_PANELS)
+    begins_at = begins_word(fmt)
     most_rows = MOST_ROWS if fmt.parts == 1 else MOST_ROWS_OF_PARTS
 
     def multiply(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
         x, scales = word(record, Product.INPUT), word(record, Product.INPUT_SCALES)
         scaled_sums = word(record, Product.INPUT_SCALED_SUMS)
-        row_sums = word(record, Product.INPUT_SUMS)
+        row_sums, begins = word(record, Product.INPUT_SUMS), word(record, begins_at)
         pair_sums = word(record, Product.INPUT_PAIR_SUMS)
         weights = word(record, Product.WEIGHTS)
         k, n = word(record, Product.K), word(record, Product.N)
@@ -92,7 +110,7 @@ def _product(fmt: Int8Format) -> Callable[..., None]:
         panel = panel_bytes(groups)
         sums = scratch(header, worker)
         unpacked = sums + SUMS_OF_TILE_BYTES
-        if in_tiles and num_rows >= AMX_ROWS:
+        if in_tiles and fills_blocks(num_rows):
             panels = (n + PANEL_COLUMNS - 1) // PANEL_COLUMNS
             first, end = panels * chunk // num_chunks, panels * (chunk + 1) // num_chunks
             by_tiles(
@@ -118,23 +136,25 @@ def _product(fmt: Int8Format) -> Callable[..., None]:
             second = panel if columns > PANEL_COLUMNS else 0
             if is_unpacked and num_rows >= unpacked_rows:
                 unpack(at, second, groups, unpacked)
-            r = 0
+            fetch_step = (1 << SHARE_BITS) // num_tiles(num_rows, most_rows)
+            fetch_first = r = 0
             while r < num_rows:
                 rows = tile_rows(num_rows - r, most_rows)
                 down = 4 * r * groups
                 if is_unpacked and num_rows >= unpacked_rows:
                     tiles_of_unpacked(
-                        rows, x + r * k, scales + down, scaled_sums + down, row_sums + down,
-                        groups, at, second, sums, unpacked,
+                        rows, x + r * k, scales + down, scaled_sums + down, begins + down,
+                        groups, at, second, sums, fetch_first, fetch_step, unpacked,
                     )  # fmt: skip
                 else:
                     tiles(
-                        rows, x + r * k, scales + down, scaled_sums + down, row_sums + down,
-                        groups, at, second, sums,
+                        rows, x + r * k, scales + down, scaled_sums + down, begins + down,
+                        groups, at, second, sums, fetch_first, fetch_step,
                     )  # fmt: skip
                 target = out + 4 * (r * stride + column)
                 write_sums(sums, rows, columns, target, stride, accumulate)
                 r += rows
+                fetch_first += groups * fetch_step
 
     return multiply
 

@@ -11,7 +11,7 @@ from kernels.cpu.compiled import inlined, operation, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.operands import JointNorms, RowFormat
 from kernels.cpu.operation import StepWord
-from kernels.cpu.row_values import inverse_root_mean_square, normalised, write_row
+from kernels.cpu.row_values import float_outs, inverse_root_mean_square, normalised, write_row
 from kernels.cpu.vector_ir import F32, I32, Builder, Value, i64
 
 
@@ -20,8 +20,7 @@ def normalise_row(builder: Builder, row: Value, weight: Value, n: Value, epsilon
     """Replace n float32 by rms_norm of them. `epsilon`: the bits of a float32."""
     bits = builder.bitcast(builder.trunc(epsilon, I32), F32)
     scale = inverse_root_mean_square(builder, row, n, bits)
-    outs = [row, *[i64(0)] * 4]
-    write_row(builder, normalised(scale), [row, weight], n, i64(RowFormat.FLOAT32), outs)
+    write_row(builder, normalised(scale), [row, weight], n, i64(RowFormat.FLOAT32), float_outs(row))
 
 
 @inlined()

@@ -6,9 +6,9 @@ rows and of weights it takes is its operation's matter (`int8_products`, `float_
     INPUT    M rows of K elements, C-contiguous, as `row_inputs` writes them:
              int8 rows      q int8 [M, K] at INPUT, and beside it, for each group of 32 elements,
                             INPUT_SCALES float32 [M, K/32], INPUT_SCALED_SUMS float32 [M, K/32]
-                            (scale · Σ q) and INPUT_SUMS int16 [M, K/16] (Σ q of halves); where
-                            the set makes two products of one, INPUT_PAIR_SUMS int32
-                            [M, K/32] (`int8_pair_tile`)
+                            (scale · Σ q), INPUT_SUMS int16 [M, K/16] (Σ q of halves) and
+                            INPUT_BEGINS int32 [M, K/32] (`int8_tile`); where the set makes two
+                            products of one, INPUT_PAIR_SUMS int32 [M, K/32] (`int8_pair_tile`)
              bfloat16 rows  uint16 [M, K]
              float32 rows   float32 [M, K]
     WEIGHTS  N columns in panels of 16 (`int8_packing`, `float_packing`)
@@ -19,7 +19,7 @@ The words are `kernels.cpu.operands.Product`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
@@ -39,6 +39,15 @@ from kernels.cpu.vector_ir import (
     store,
 )
 
+SHARE_BITS: Final = 16
+"""Fractions of a group of k's are counted in 2^-16."""
+
+
+@inlined()
+def num_tiles(rows: int, most: int) -> int:
+    """Return the fewest tiles of at most `most` rows that hold so many."""
+    return (rows + most - 1) // most
+
 
 @inlined()
 def tile_rows(left: int, most: int) -> int:
@@ -46,8 +55,8 @@ def tile_rows(left: int, most: int) -> int:
 
     Each tile goes through the weights once more: three rows by two tiles take as long as four.
     """
-    num_tiles = (left + most - 1) // most
-    return (left + num_tiles - 1) // num_tiles
+    tiles = num_tiles(left, most)
+    return (left + tiles - 1) // tiles
 
 
 def sums_writer(panels: int) -> Any:  # noqa: ANN401 - Numba's objects

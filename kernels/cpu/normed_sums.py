@@ -20,6 +20,7 @@ from kernels.cpu.operation import StepWord
 from kernels.cpu.row_values import (
     GroupValues,
     Pair,
+    float_outs,
     inverse_root_mean_square,
     load_pair,
     write_row,
@@ -56,9 +57,10 @@ def add_normed_row(
     """
     bits, factor = (builder.bitcast(builder.trunc(x, I32), F32) for x in (epsilon, whole))
     scale = inverse_root_mean_square(builder, source, k, bits)
-    outs = [hidden, *[i64(0)] * 4]
     sources = [source, weight, base]
-    write_row(builder, _added(scale, factor), sources, k, i64(RowFormat.FLOAT32), outs)
+    write_row(
+        builder, _added(scale, factor), sources, k, i64(RowFormat.FLOAT32), float_outs(hidden)
+    )
 
 
 @operation()

@@ -34,6 +34,7 @@ class Product(IntEnum):
     OUT_FIRST_WORD = 13
     """The header word that holds the first row of OUT: FIRST_TOKEN of hidden rows, else ZERO."""
     INPUT_PAIR_SUMS = 14
+    INPUT_BEGINS = 15
 
 
 class RowFormat(IntEnum):
@@ -66,7 +67,8 @@ class RowInput(IntEnum):
     OUT_SCALED_SUMS = 10
     OUT_SUMS = 11
     OUT_PAIR_SUMS = 14
-    """9–11 and 14: int8 rows only (`kernels.cpu.matrix_product`)."""
+    OUT_BEGINS = 16
+    """9–11, 14 and 16: int8 rows only (`kernels.cpu.matrix_product`)."""
     WEIGHT = 12
     """rms_norm only: float32 [K]."""
     ORDER = WEIGHT
@@ -147,7 +149,7 @@ def row_bytes(row_format: RowFormat, rows: int, k: int) -> int:
 
 
 def group_bytes(rows: int, k: int) -> int:
-    """Return the bytes of each of OUT_SCALES, OUT_SCALED_SUMS, OUT_SUMS and OUT_PAIR_SUMS."""
+    """Return the bytes of each of what stands beside int8 rows: OUT_SCALES … OUT_BEGINS."""
     return 4 * rows * (k // GROUP)
 
 
@@ -340,7 +342,7 @@ class Routing(IntEnum):
     """add_experts only: of the norm, the bits of a float32."""
 
 
-NUM_BESIDE: Final = 4
+NUM_BESIDE: Final = 5
 
 
 class ExpertProduct(IntEnum):

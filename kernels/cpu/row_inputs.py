@@ -117,7 +117,7 @@ def _rows(
     has_ups: bool = False,
 ) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the kernel that makes rows with an emitter."""
-    make_row = emitted(types.void, *[types.int64] * 10)(emitter)
+    make_row = emitted(types.void, *[types.int64] * 11)(emitter)
 
     @inlined()
     def make_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
@@ -125,7 +125,7 @@ def _rows(
         k, row_format = word(record, RowInput.K), word(record, RowInput.FORMAT)
         out, scales = word(record, RowInput.OUT), word(record, RowInput.OUT_SCALES)
         scaled_sums, sums = word(record, RowInput.OUT_SCALED_SUMS), word(record, RowInput.OUT_SUMS)
-        pair_sums = word(record, RowInput.OUT_PAIR_SUMS)
+        pair_sums, begins = word(record, RowInput.OUT_PAIR_SUMS), word(record, RowInput.OUT_BEGINS)
         weight, epsilon = word(record, RowInput.WEIGHT), word(record, RowInput.EPSILON)
         num_rows = word(header, word(record, RowInput.ROWS_WORD))
         first = word(header, word(record, RowInput.SOURCE_FIRST_WORD))
@@ -153,7 +153,7 @@ def _rows(
                 make_row(
                     source + 4 * (taken * stride + at), size, own + 4 * at, epsilon, row_format,
                     out + (row * k + at) * element_bytes, scales + beside, scaled_sums + beside,
-                    sums + beside, pair_sums + beside,
+                    sums + beside, begins + beside, pair_sums + beside,
                 )  # fmt: skip
 
     return make_rows

@@ -6,8 +6,8 @@ through memory filled up with zeros, and so through the same instructions.
 
     int8       per group of 32: absmax = max |x|, scale = absmax / 127, q = x · 127 / absmax rounded
                to nearest, ties to even; scaled_sum = scale · Σ q; sums = Σ q of the first 16 and
-               of the others, int16; 120 in place of 127, and the pair sum too, where two products
-               are made of one (`int8_pair_tile`)
+               of the others, int16; begin = BIAS_BITS − 8 · Σ q; 120 in place of 127, and the pair
+               sum too, where two products are made of one (`int8_pair_tile`)
     bfloat16   rounded to nearest, ties to even; by one instruction where the set has it, which
                makes subnormal numbers zeros, as its products would
     float32    as it is
@@ -31,7 +31,7 @@ from numba.core import cgutils
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP
 from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
-from kernels.cpu.int8_weights import BIAS, BIAS_BITS
+from kernels.cpu.int8_weights import BEGINS_OFFSET, BIAS, BIAS_BITS
 from kernels.cpu.operands import RowFormat
 from kernels.cpu.vector_ir import (
     F32,
@@ -232,14 +232,19 @@ def _rounds_by_instruction() -> bool:
     return chosen.has_amx or chosen.has_bf16_dot
 
 
+def float_outs(out: Value) -> list[Value]:
+    """Return the `outs` of a row that is no int8's; `out`: the address of its elements."""
+    return [out, *[i64(0)] * 5]
+
+
 def write_row(
     builder: Builder, values: GroupValues, sources: list[Value], k: Value, row_format: Value,
     outs: list[Value],
 ) -> None:  # fmt: skip
     """Emit the loop over a row. `row_format`: a RowFormat, int64.
 
-    `outs`: addresses of the row's elements, and of its scales, scaled sums, sums and pair sums
-    (int8 only; the last where the set has them).
+    `outs`: addresses of the row's elements, and of its scales, scaled sums, sums, begins and pair
+    sums (int8 only, `float_outs` of others; the last where the set has them).
     """
     place = _buffer(builder, GROUP_BYTES)
 
@@ -284,7 +289,7 @@ def _write_floats(
 
 def _write_int8(builder: Builder, pair: Pair, index: Value, outs: list[Value]) -> None:
     """Quantise a group of 32 and write its values, scale, scaled sum and sum."""
-    values_at, *beside, pair_sums_at = outs
+    values_at, *beside, begins_at, pair_sums_at = outs
     magnitudes = [
         builder.and_(builder.bitcast(x, I32X), constant(I32X, MAGNITUDE_MASK)) for x in pair
     ]
@@ -310,6 +315,8 @@ def _write_int8(builder: Builder, pair: Pair, index: Value, outs: list[Value]) -
     below = builder.lshr(index, i64(3))  # 4 bytes a group of 32
     for value, at in zip((scale, scaled_total, halves), beside, strict=True):
         store(builder, value, offset(builder, at, below))
+    taken = builder.mul(total, i32(BEGINS_OFFSET))
+    store(builder, builder.sub(i32(BIAS_BITS), taken), offset(builder, begins_at, below))
     if PAIRS_PRODUCTS:
         store(builder, _pair_sum(builder, *integers), offset(builder, pair_sums_at, below))
 

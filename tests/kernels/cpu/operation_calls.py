@@ -17,6 +17,7 @@ from kernels.cpu.int8_packing import INT8_FORMATS, packed_int8_bytes
 from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
 from kernels.cpu.int8_sizes import int8_scratch_bytes
 from kernels.cpu.int8_turning import pack_int8_rows
+from kernels.cpu.int8_weights import BEGINS_OFFSET, BIAS_BITS
 from kernels.cpu.operands import Product, RowFormat, RowInput
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, Operation, StepWord
 
@@ -48,6 +49,7 @@ class Int8Rows:
     scaled_sums: Float32Array
     sums: npt.NDArray[np.int16]
     pair_sums: npt.NDArray[np.int32]
+    begins: npt.NDArray[np.int32]
 
     @classmethod
     def empty(cls, rows: int, k: int, extra: int = 3) -> Int8Rows:
@@ -58,6 +60,7 @@ class Int8Rows:
             np.full(shape, np.nan, np.float32),
             np.full((rows + extra, k // 16), 12345, np.int16),
             np.full(shape, 54321, np.int32),
+            np.full(shape, 64321, np.int32),
         )
 
     @classmethod
@@ -71,7 +74,8 @@ class Int8Rows:
             axis=2, dtype=np.int32
         )
         scaled_sums = scales * sums.astype(np.float32)
-        return cls(values.copy(), scales, scaled_sums, half_sums, pair_sums)
+        begins = np.int32(BIAS_BITS) - BEGINS_OFFSET * sums
+        return cls(values.copy(), scales, scaled_sums, half_sums, pair_sums, begins)
 
     def rows(self, first: int, end: int) -> Int8Rows:
         return Int8Rows(
@@ -80,6 +84,7 @@ class Int8Rows:
             self.scaled_sums[first:end].copy(),
             self.sums[first:end].copy(),
             self.pair_sums[first:end].copy(),
+            self.begins[first:end].copy(),
         )
 
     def decoded(self, rows: int) -> npt.NDArray[np.float64]:
@@ -117,6 +122,7 @@ def row_record(
         record[RowInput.OUT_SCALED_SUMS] = out.scaled_sums.ctypes.data
         record[RowInput.OUT_SUMS] = out.sums.ctypes.data
         record[RowInput.OUT_PAIR_SUMS] = out.pair_sums.ctypes.data
+        record[RowInput.OUT_BEGINS] = out.begins.ctypes.data
     else:
         record[RowInput.OUT] = out.ctypes.data
     if weight is not None:
@@ -146,6 +152,7 @@ def product(
     record[Product.INPUT_SCALED_SUMS] = rows.scaled_sums.ctypes.data
     record[Product.INPUT_SUMS] = rows.sums.ctypes.data
     record[Product.INPUT_PAIR_SUMS] = rows.pair_sums.ctypes.data
+    record[Product.INPUT_BEGINS] = rows.begins.ctypes.data
     record[Product.WEIGHTS] = packed.ctypes.data
     record[Product.K], record[Product.N] = k, n
     record[Product.OUT], record[Product.OUT_STRIDE] = out.ctypes.data, out.shape[1]

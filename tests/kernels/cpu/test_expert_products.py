@@ -54,6 +54,7 @@ def multiply(
     shared[Product.INPUT_SCALED_SUMS] = rows.scaled_sums.ctypes.data
     shared[Product.INPUT_SUMS] = rows.sums.ctypes.data
     shared[Product.INPUT_PAIR_SUMS] = rows.pair_sums.ctypes.data
+    shared[Product.INPUT_BEGINS] = rows.begins.ctypes.data
     shared[Product.WEIGHTS] = weights.ctypes.data
     shared[Product.K], shared[Product.N] = K, N
     shared[Product.OUT], shared[Product.OUT_STRIDE] = out.ctypes.data, out.shape[1]

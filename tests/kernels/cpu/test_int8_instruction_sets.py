@@ -96,7 +96,7 @@ def assembly(label: str, target: Target, *, is_unpacked: bool = False) -> str:
     chosen = INSTRUCTION_SETS[target.name]
     module = ir.Module()
     module.triple = target.triple
-    kinds = [I64] * (10 if is_unpacked else 9)
+    kinds = [I64] * (12 if is_unpacked else 11)
     function = ir.Function(module, ir.FunctionType(VOID, kinds), "tiles")
     builder = ir.IRBuilder(function.append_basic_block())
     emit = int8_tiles(INT8_FORMATS[label], int8_tile_sizes(chosen), chosen, is_unpacked=is_unpacked)

@@ -162,7 +162,7 @@ def test_experts_have_the_rows_of_their_tokens_with_all_that_stands_beside() -> 
     scales = random.uniform(0.1, 1, (11, 3)).astype(np.float32)
     source = Int8Rows.of(random.integers(-120, 121, (11, k)).astype(np.int8), scales)
     out = Int8Rows.empty(33, k)
-    names = ("scales", "scaled_sums", "sums", "pair_sums")
+    names = ("scales", "scaled_sums", "sums", "pair_sums", "begins")
     beside = np.array(
         [[getattr(rows, name).ctypes.data for rows in (source, out)] for name in names], np.int64
     )

@@ -8,6 +8,7 @@ import pytest
 
 from kernels.cpu import row_inputs
 from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
+from kernels.cpu.int8_weights import BIAS_BITS
 from kernels.cpu.operands import RowFormat, RowInput
 from kernels.cpu.operation import Operation, StepWord
 from kernels.cpu.row_values import LARGEST_INT8, PAIRS_PRODUCTS
@@ -75,7 +76,7 @@ def test_grouped_rows_are_normed_group_by_group(k: int, num_groups: int) -> None
         run(row_inputs.grouped_rows, record, step_header(5)[0])
         plain = Int8Rows.empty(5, k) if row_format == RowFormat.INT8 else np.empty_like(into)
         run(row_inputs.plain_rows, row_record(found, k, row_format, plain), step_header(5)[0])
-        for name in ("values", "scales", "scaled_sums", "sums", "pair_sums"):
+        for name in ("values", "scales", "scaled_sums", "sums", "pair_sums", "begins"):
             if row_format == RowFormat.INT8:
                 np.testing.assert_array_equal(getattr(into, name), getattr(plain, name), name)
         if row_format == RowFormat.BF16:
@@ -210,6 +211,13 @@ def test_halves_are_rounded_to_the_even_integer() -> None:
     x = np.zeros((1, 32), np.float32)
     x[0, :5] = LARGEST_INT8, 0.5, 1.5, -2.5, -3.5
     assert quantised(x).values[0, :5].tolist() == [LARGEST_INT8, 0, 2, -2, -4]
+
+
+def test_rows_hold_where_sums_of_weights_begin_that_are_stored_8_greater() -> None:
+    rows = quantised(drawn(7, 96))
+    sums = rows.values[:7].reshape(7, 3, 32).sum(axis=2, dtype=np.int32)
+    np.testing.assert_array_equal(rows.begins[:7], BIAS_BITS - 8 * sums)
+    assert (rows.begins[7:] == 64321).all()
 
 
 @pytest.mark.skipif(not PAIRS_PRODUCTS, reason="the set makes no two products of one")
