@@ -32,7 +32,7 @@ def named(shape):
     return shape.name
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=named)
 def test_the_cuda_executor_says_what_the_cpu_executor_says(shape, monkeypatch):
     monkeypatch.setattr(architectures, "ROUNDS", 1)
@@ -50,6 +50,7 @@ def test_the_cuda_executor_says_what_the_cpu_executor_says(shape, monkeypatch):
     assert result["logits"] == decoded + num_rows + 2  # two rows decode while a prompt goes on
 
 
+@pytest.mark.spread(7)
 @pytest.mark.parametrize("shape", SHAPES, ids=named)
 def test_there_are_kernels_for_every_shape(shape):
     names = {one.name for one in kernels_of(drawn_model(shape.spec, shape.formats), "bfloat16", 16)}
@@ -59,6 +60,7 @@ def test_there_are_kernels_for_every_shape(shape):
         assert any(f"experts{label}" in name for name in names) == (shape is FLOAT8)
 
 
+@pytest.mark.wide
 def test_kernels_of_the_shapes_are_built_ahead_and_not_checked_one_by_one():
     models = [drawn_model(shape.spec, shape.formats) for shape in SHAPES]
     own = {one for model in models for one in kernels_of(model, "bfloat16", 16)}

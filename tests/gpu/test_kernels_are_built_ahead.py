@@ -34,6 +34,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
     return found
 
 
+@pytest.mark.wide
 def test_kernels_of_the_suites_models_are_built_and_not_checked_one_by_one(
     built: list[Variant], tmp_path: Path
 ) -> None:

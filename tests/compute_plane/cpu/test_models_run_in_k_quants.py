@@ -58,6 +58,7 @@ def logits_of(formats: Mapping[str, TensorFormat], dtype: str) -> tuple[np.ndarr
         return output.logits.copy(), output.next_tokens.tolist()
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     "formats",
     [

@@ -170,6 +170,7 @@ def test_the_longest_context_has_as_many_segments_as_can_be_shared() -> None:
     assert num_segments(np.array([LONGEST - 1]), BLOCK_SIZE).tolist() == [SHARED_ITEMS]
 
 
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_is_written_behind_a_buffer(
@@ -182,6 +183,7 @@ def test_nothing_is_written_behind_a_buffer(
     assert arena.changed() == []
 
 
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_is_written_behind_the_scratch_memory_of_a_worker(

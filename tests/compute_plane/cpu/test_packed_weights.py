@@ -223,6 +223,7 @@ def test_rows_that_share_a_panel_with_the_next_matrix_are_packed_together():
         check_against(weights, source)
 
 
+@pytest.mark.spread(27)
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
 @pytest.mark.parametrize("label", OWN)
 def test_a_weight_that_is_not_finite_is_refused_with_its_tensor_and_row(label, dtype):

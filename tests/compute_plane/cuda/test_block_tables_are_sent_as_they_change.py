@@ -156,6 +156,7 @@ class WatchedTables:
         return self._run(rung)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
@@ -202,6 +203,7 @@ def sizes_of_steps(executor: CudaExecutor, device: SizedDriver) -> list[int]:
     return sizes
 
 
+@pytest.mark.spread(1)
 def test_steps_that_enter_blocks_send_one_entry_for_each_row_that_does(few: int) -> None:
     device = SizedDriver()
     executor = with_graphs(device)
@@ -224,6 +226,7 @@ def test_steps_that_enter_blocks_send_one_entry_for_each_row_that_does(few: int)
     assert executor._decode._checks._sound_tables is not None
 
 
+@pytest.mark.spread(1)
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("failing", ["copy", "replay"])
 def test_after_a_step_that_failed_the_next_finds_its_tables(failing: str) -> None:

@@ -96,6 +96,7 @@ def cut(model: ModelSpec) -> Iterator[HostLayersExecutor]:
     made.close()
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("num_device_layers", [1, 2, 3])
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_wherever_it_is_cut_it_gives_the_tokens_of_the_cpu_executor(
@@ -192,6 +193,7 @@ def test_layers_have_the_memory_of_what_is_in_them() -> None:
     assert list(counted.layers) == [own[0], own[1] + states, own[2] + 10**6, own[3]]
 
 
+@pytest.mark.spread(3)
 def test_a_model_with_states_is_cut_at_a_memory_limit(model: ModelSpec) -> None:
     whole = built(model, None)
     assert whole.num_states == 16

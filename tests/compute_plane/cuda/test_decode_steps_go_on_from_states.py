@@ -65,6 +65,7 @@ def with_states(batch: ExecutionBatch, states: list[int]) -> ExecutionBatch:
     return replace(batch, states=int32(states))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
 )
@@ -80,6 +81,7 @@ def test_drawn_steps_give_the_tokens_of_the_ordinary_way(seed: int, kind: str) -
     assert found[0] == found[1]
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("position", [0, 5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_leaves_the_states_that_the_ordinary_way_leaves_and_no_others(

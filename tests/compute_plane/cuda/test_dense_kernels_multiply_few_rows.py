@@ -65,6 +65,7 @@ def run_products(kernels: DenseKernels, dtype: torch.dtype, num_rows: int, toler
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("dtype", "num_rows", "tolerance"),
     [

@@ -65,6 +65,7 @@ def error_of(spec: ModelSpec, dtype: str) -> tuple[float, bool]:
     return float(np.sqrt(np.mean(squares))), found[0] == expected[0]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("spec", "dtype"),
     [

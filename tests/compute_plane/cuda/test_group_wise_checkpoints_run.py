@@ -106,6 +106,7 @@ def on_cpu(source: TensorSource, dtype: str = "auto") -> CpuExecutor:
     )
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_both_executors_give_the_logits_of_the_weights_that_a_checkpoint_means(
     tmp_path: Path, name: str

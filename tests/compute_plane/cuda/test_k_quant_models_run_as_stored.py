@@ -42,6 +42,7 @@ def formats(labels: dict[str, str]) -> dict[str, TensorFormat]:
     return {part: TensorFormat[label] for part, label in labels.items()}
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("spec", "labels", "dtype"),
     [
@@ -74,6 +75,7 @@ def test_logits_and_text_are_those_of_the_decoded_weights(
             break  # from here on texts differ, and logits with them
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("label", BLOCK_BYTES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_matrix_is_kept_as_it_is(label: str, tied: bool) -> None:

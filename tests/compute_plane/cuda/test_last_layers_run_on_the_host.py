@@ -63,7 +63,7 @@ def test_it_is_an_executor_that_runs_one_step_after_the_other(executor: HostLaye
     executor.capture_decode_graph(8)  # there is nothing to capture
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_executor(
     architecture: str,

@@ -72,6 +72,7 @@ def run(
     return out, states
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.wide)])
 def test_tokens_go_through_states_as_by_the_reference_operations_in_three_launches(
     dtype: str,

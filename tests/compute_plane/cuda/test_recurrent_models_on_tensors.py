@@ -57,6 +57,7 @@ def check_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
     np.testing.assert_allclose(found, expected, atol=OUTPUT_TOLERANCE)
 
 
+@pytest.mark.spread(9)
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("chunks", CHUNKS)
 def test_logits_are_those_of_the_formulas_however_texts_are_cut(kind: str, chunks: str) -> None:

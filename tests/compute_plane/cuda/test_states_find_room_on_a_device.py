@@ -211,6 +211,7 @@ def test_models_that_turn_nothing_have_no_tables_of_positions() -> None:
     assert driver.meter.peak - before < MIB
 
 
+@pytest.mark.wide
 def test_within_a_limit_states_leave_room_for_the_blocks_that_there_must_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def logits_of(executor: CudaExecutor, chunk: int | None) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("chunk", [None, 5])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_comes_out_is_what_comes_out_when_all_go_on(

@@ -154,6 +154,7 @@ def readers(launches: Iterable[Launch]) -> set[type]:
     return {one.kind for one in launches if one.reads_early and one.kind is not None}
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", SPECS)
 def test_nothing_that_may_be_under_way_writes_what_is_read_before_a_wait(name: str) -> None:
     spec, kinds = SPECS[name]
@@ -229,6 +230,7 @@ The last two read it behind launches that begin early, too: these have not waite
 """
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(("name", "operation", "place", "part", "kinds"), CASES)
 def test_a_copy_that_is_made_just_ahead_is_read_too_early(
     monkeypatch: pytest.MonkeyPatch,

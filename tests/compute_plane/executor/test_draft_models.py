@@ -312,6 +312,7 @@ def test_a_lost_device_is_the_planes_matter() -> None:
         drafter.guess([text([65], [0])])
 
 
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_to_blocks_guesses_are_what_the_model_says(seed: int) -> None:
     """Texts grow, end, share blocks, move to others; blocks go from one to the next."""

@@ -247,6 +247,7 @@ def test_known_ids_of_the_published_tokenizer(ours):
     assert ours.encode("  multiple   spaces").ids == [216, 2701, 256, 5600]
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("kind", ["llama-bpe", "qwen2", "tekken", "gpt-2", "gpt-4o", "dbrx"])
 def test_words_are_cut_as_transformers_cuts_them(model, tiny, kind):
     from transformers.integrations.gguf import convert_gguf_tokenizer

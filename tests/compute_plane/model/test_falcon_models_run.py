@@ -23,7 +23,7 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
     return record(tiny, tmp_path_factory.mktemp("recorded"), made, {}, {})
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("files", "target"), [("directory", CPU), ("gguf", CPU), ("directory", CUDA)]
 )

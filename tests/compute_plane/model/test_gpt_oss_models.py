@@ -103,7 +103,7 @@ def published(tiny, tmp_path_factory) -> dict[str, Any]:
     return {"said": recorded, "directory": directory, "gguf": recorded.gguf}
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU), ("gguf", CUDA)])
 def test_experts_of_four_bits_say_what_their_codes_mean(
     published: dict[str, Any], files: str, target: Target

@@ -105,6 +105,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.wide
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_any_settings_are_read_or_refused_in_one_line(data):

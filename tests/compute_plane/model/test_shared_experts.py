@@ -42,7 +42,7 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
     return record(tiny, folder, tiny.model(**of_model), config, keys)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU), ("gguf", CUDA)])
 def test_greedy_texts_and_their_logits_are_those_of_transformers(
     recorded: Recorded, files: str, target: Target

@@ -130,6 +130,7 @@ FORMATS = len(MARKED)
 """The first so many that are not slow are one of each format."""
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["hermes", "mistral", "lfm2", "gemma4", "minimax_m2", "kimi_k2"])
 def test_an_answer_has_no_more_calls_than_a_message_may_be_handed_back_with(grammars, name):
     tools = [{"type": "function", "function": {"name": "f"}}]

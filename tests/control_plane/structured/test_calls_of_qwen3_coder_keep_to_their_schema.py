@@ -105,6 +105,7 @@ def drawn(made, seed: int, spelled: Mapping[int, str] = NO_MARKS, *, form: str) 
     return said.decode()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("form", "has_tokens"),

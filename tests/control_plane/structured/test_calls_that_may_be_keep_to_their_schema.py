@@ -74,6 +74,7 @@ def goes(made, tokens: list[int]) -> int:
     return len(tokens)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "granite"])
 def test_what_follows_many_calls_keeps_to_the_schema_as_what_follows_one(grammars, name):
     parameters = {"type": "object", "additionalProperties": False}

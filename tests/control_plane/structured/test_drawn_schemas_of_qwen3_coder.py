@@ -54,6 +54,7 @@ def schema_of(draw: random.Random, depth: int = 0) -> dict:
     return found | OBJECTS.get(kind, {}) if isinstance(kind, str) else found
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "seeds", [range(60), pytest.param(range(60, 1500), marks=pytest.mark.slow)]
 )

@@ -161,6 +161,7 @@ HARMLESS = {
 """Long ones that are little work: they are not refused for their looks."""
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_structure_is_refused_or_costs_little(grammars, name):
     """That the process lives, and the test ends, is what is tested of those that do harm."""

@@ -219,7 +219,7 @@ FAVOURITES = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("reader", [None, *READERS])
 @pytest.mark.parametrize("thinking", list(Thinking))
 def test_no_cut_changes_what_comes_out(reader, thinking):

@@ -43,6 +43,7 @@ def test_there_is_a_writer_for_every_format_whose_calls_are_text():
     assert WRITERS.keys() == CALL_READERS.keys() - {HARMONY}
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_is_written_is_read_as_the_same_calls(name):
     rng = random.Random(3)

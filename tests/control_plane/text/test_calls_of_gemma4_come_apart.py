@@ -171,6 +171,7 @@ def _is_cut(text: str) -> bool:
     return not arguments.is_over
 
 
+@pytest.mark.spread(10)
 @pytest.mark.parametrize(
     "unit",
     [

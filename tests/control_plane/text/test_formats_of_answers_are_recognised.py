@@ -86,6 +86,7 @@ def formats(source, **options) -> AnswerFormats:
     return AnswerFormats(SimpleTokenizer(), source and ChatTemplate(source), **options)
 
 
+@pytest.mark.spread(28)
 @pytest.mark.parametrize(
     ("source", "calls", "reasoning"),
     [

@@ -116,6 +116,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("thinking", Thinking)
 @pytest.mark.parametrize("tools", [[], [TOOL]])
 def test_no_cut_changes_what_comes_out(thinking, tools):

@@ -59,6 +59,7 @@ def test_a_head_may_have_a_sink_besides_which_has_no_cap(dtype: str) -> None:
     np.testing.assert_allclose(result, case.out, rtol=0, atol=tolerance(dtype))
 
 
+@pytest.mark.spread(1)
 def test_a_context_shared_among_threads_has_the_bits_of_a_whole_prompt(long_case: Case) -> None:
     bound = tolerance(long_case.setting.layout.dtype)
     whole = long_case.attend([(0, 0, LENGTH)])

@@ -34,6 +34,7 @@ def long_case(request: pytest.FixtureRequest) -> Case:
     return make_case(request.param, 9, 3, 64, 16, [1100, 70])
 
 
+@pytest.mark.spread(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size"),
@@ -55,6 +56,7 @@ def test_a_long_context_is_that_of_the_reference(long_case: Case) -> None:
     np.testing.assert_allclose(result, long_case.out, rtol=0, atol=bound)
 
 
+@pytest.mark.spread(2)
 def test_tokens_one_by_one_have_the_bits_of_a_whole_prompt(long_case: Case) -> None:
     whole = long_case.attend([(0, 0, 1100)])
     for position in [*range(0, 70, 3), 127, 128, 1022, 1023, 1024, 1025, 1099]:

@@ -50,6 +50,7 @@ def test_sinks_are_those_of_the_reference_on_what_the_pool_holds(
     assert heads[:, 3].max() < 1e-20, "a sink far above the scores leaves nothing"
 
 
+@pytest.mark.spread(2)
 def test_a_context_shared_among_threads_has_the_bits_of_a_whole_prompt(long_case: Case) -> None:
     bound = tolerance(long_case.setting.layout.dtype)
     whole = long_case.attend([(0, 0, LENGTH)])

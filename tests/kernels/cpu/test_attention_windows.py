@@ -62,7 +62,7 @@ def test_a_long_window_is_that_of_the_reference(long_case: Case) -> None:
     np.testing.assert_allclose(result, long_case.out, rtol=0, atol=bound)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_tokens_one_by_one_have_the_bits_of_a_whole_prompt(long_case: Case) -> None:
     whole = long_case.attend([(0, 0, LENGTH)])
     edges = [0, 1023, 1024, 1049, 1050, 1051, 1064, 1066, 2047, 2048, 2073, 2074, 2075, 2299]
@@ -81,6 +81,7 @@ def test_ragged_chunks_beside_other_rows_have_the_bits_of_a_whole_prompt(long_ca
         np.testing.assert_array_equal(both[:67], other[3:])
 
 
+@pytest.mark.spread(2)
 def test_a_context_shared_among_threads_has_the_same_bits(long_case: Case) -> None:
     spans = [(0, end - 1, end) for end in (LENGTH, 70, 2048, 2049, 1074, 2074, 2075)]
     expected = long_case.attend(spans)

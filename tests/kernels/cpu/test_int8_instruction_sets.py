@@ -120,7 +120,7 @@ def test_tiles_are_made_of_the_sets_dot_products(label: str, target: Target) -> 
     assert target.dot in assembly(label, target)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("target", "label"),
     # One whose weights share bytes, one with upper bits, one that looks them up; the others are

@@ -131,6 +131,7 @@ def test_bias_and_penalties_work_on_a_real_vocabulary(parameters, temperature: f
     assert run(logits, asked) == [specified(logits, one) for one in asked]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("bias", [{}, {7: -100.0, 9: -3e38, 49151: -3.4e38}])
 def test_only_allowed_tokens_are_chosen(temperature: float, bias: dict[int, float]) -> None:

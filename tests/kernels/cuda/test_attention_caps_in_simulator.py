@@ -32,7 +32,7 @@ def named(value):
     return getattr(value, "name", None) or str(value)
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "seq_lens", "splits", "window", "cap"),
     [
@@ -60,7 +60,7 @@ def test_decode_attention_with_a_cap_equals_the_specification(
     assert case.faults(simulate(case)) == []
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "rows", "window", "cap"),
     [
@@ -84,6 +84,7 @@ def test_prefill_attention_with_a_cap_equals_the_specification(variant, rows, wi
 FAR = [("bfloat16", None), ("float32", None), ("float16", "float8")]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), FAR)
 @pytest.mark.parametrize("kind", [DecodeVariant, PrefillVariant])
 def test_scores_far_beyond_the_cap_are_the_cap(kind, dtype, kv_dtype):
@@ -102,6 +103,7 @@ def test_scores_far_beyond_the_cap_are_the_cap(kind, dtype, kv_dtype):
     assert 0.05 < np.abs(scores).mean() < 0.5
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", [DecodeVariant, PrefillVariant])
 def test_scores_as_large_as_the_cap_of_models_keep_their_digits(kind, dtype):

@@ -34,7 +34,7 @@ def test_decode_attention_with_sinks_equals_the_specification(variant, seq_lens,
     assert case.faults(simulate(case)) == []
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "window"),
     [
@@ -50,6 +50,7 @@ def test_prefill_attention_with_sinks_equals_the_specification(variant, window):
     assert case.faults(simulate(case)) == []
 
 
+@pytest.mark.wide
 def test_a_sink_far_above_all_scores_leaves_nothing_and_one_far_below_changes_no_bit():
     """The third head's is 90 and the fifth's -200; that of a row of no token gives zeros."""
     variant = DecodeVariant("bfloat16", 64, 5, 16, has_sinks=True)

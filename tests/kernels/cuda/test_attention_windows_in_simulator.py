@@ -25,7 +25,7 @@ def without_window(variant):
     return dataclasses.replace(variant, has_window=False)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "seq_lens", "window", "splits"),
     [
@@ -54,7 +54,7 @@ def test_decode_attention_with_a_window_equals_the_specification(variant, seq_le
     assert case.faults(simulate(case)) == []
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", [("bfloat16", None), ("float32", None), ("float16", "int8")])
 @pytest.mark.parametrize("window", [70, 1000])
 def test_rows_within_the_window_have_the_bits_of_decode_attention_without_one(kind, window):

@@ -45,6 +45,7 @@ QUANTISED_KINDS = (QUANTISED, QUANTISED_EXPERTS, QUANTISED_GATES)
 DENSE_KINDS = (DENSE, DENSE_EXPERTS, DENSE_GATES)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "which"),
     [
@@ -125,7 +126,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("make", "source", "old", "new"),
     BROKEN,

@@ -135,7 +135,7 @@ def test_no_read_of_a_tile_can_move_before_the_barrier():
 MMA = r"(mma\.\S+ \{[^}]*\}, )\{(%r\d+),(%r\d+),(%r\d+),(%r\d+)\}, \{(%r\d+),(%r\d+)\}"
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "pattern", "replacement"),
     [
@@ -192,6 +192,7 @@ def even_case(variant):
     return attention_prefill.draw_case(variant, ((64, 512),), num_kv_heads=1)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("variant", [DECODE, PREFILL, *SLOW_KINDS], ids=lambda x: x.name)
 def test_attention_moves_no_more_than_it_needs(variant):
     meter, case = Meter(), even_case(variant)
@@ -213,6 +214,7 @@ def test_attention_moves_no_more_than_it_needs(variant):
         assert instructions_for_a_product(program, meter) < most_for_a_product(variant)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "variant",
     [

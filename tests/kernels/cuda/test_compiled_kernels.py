@@ -39,6 +39,7 @@ FLOATS = QuantizedRowsVariant("MXFP4", "bfloat16")
 DENSE = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "variant",
     [

@@ -36,6 +36,7 @@ def scan_of_groups() -> Case:
     return scan_case(variant, (Row(3, False, 1, 0), Row(1, True, 2, 0)), 4, 0, num_groups=2)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "make",
     [

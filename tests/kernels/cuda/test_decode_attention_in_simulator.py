@@ -22,7 +22,7 @@ from tests.kernels.cuda.simulation import simulate
 pytestmark = pytest.mark.usefixtures("short_chunks")
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "seq_lens", "splits"),
     [

@@ -93,6 +93,7 @@ def test_no_step_on_the_way_from_block_to_block_can_be_left_out(old, new, seed, 
         simulate(case, seed=seed)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "new", ["num_blocks", pytest.param("num_blocks + 1", marks=pytest.mark.slow)]
 )
@@ -122,6 +123,7 @@ def test_a_ticket_of_another_row_or_a_count_too_small_is_noticed(old, new, break
     assert case.faults(outputs)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("variant", "factory", "old", "new", "fault"),
     [

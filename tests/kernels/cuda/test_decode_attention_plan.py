@@ -169,6 +169,7 @@ def test_partials_have_room_for_as_many_chunks_as_a_row_up_to_the_longest_can_ha
     assert variant.num_partials(32, 8, 8192) * 4 == 32 * 8 * 32 * 6 * 128 * 4  # 25 MB
 
 
+@pytest.mark.wide
 def test_no_plan_of_fewer_rows_or_shorter_ones_has_more_partials_than_is_said():
     of_heads = [
         DecodeVariant("bfloat16", 128, 4, 16), DecodeVariant("bfloat16", 128, 16, 16, "int8"),

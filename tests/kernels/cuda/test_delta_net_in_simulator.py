@@ -92,7 +92,7 @@ def test_every_short_kernel_is_right(variant):
         assert check_case(case, simulate).faults == ()
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "are_tiled"),
     [(NORMED, False), (DIVIDED, False), (NORMED, True), (MANY_ROWS, False)],
@@ -206,6 +206,7 @@ def test_no_barrier_commit_or_wait_of_the_delta_rule_can_be_left_out():
             simulate(case, kernels=source.without(line))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("which", range(2))
 def test_no_barrier_of_the_delta_rule_can_be_left_out(which):
     case = small_case(NORMED)
@@ -248,7 +249,7 @@ def gate_case() -> Case:
     return draw_cases(GATE)[0]
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("make", "source", "old", "new"),
     [

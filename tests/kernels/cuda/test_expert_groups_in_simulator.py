@@ -26,6 +26,7 @@ GROUPED = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.spread(1)
 @GROUPED
 def test_experts_of_a_tokens_groups_are_chosen_weighed_and_sorted(variant):
     """The case of a few tokens: one of NaN, some with equal logits."""
@@ -57,7 +58,7 @@ LARGEST_SOURCE, SUMMED_SOURCE, WIDE_SOURCE = (
 )
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("variant", "source", "old", "new"),
     [

@@ -185,7 +185,7 @@ LOGITS_SOURCE = Source(router_logits, "make_router_logits", LOGITS)
 ADD_SOURCE = Source(add_experts, "make_add_experts", ADD)
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("make", "source", "old", "new"),
     [

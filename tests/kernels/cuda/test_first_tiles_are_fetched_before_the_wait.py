@@ -34,6 +34,7 @@ from tests.simt.memory import CheckedArray
 ZEROS = QuantizedMatmulVariant("Q4_Z_G64", "bfloat16", 8)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "variant",
     [DenseMatmulVariant("bfloat16", 8, "gated", normalises=True), ADDED, MINIMA, ZEROS],
@@ -65,6 +66,7 @@ def test_what_is_fetched_ahead_is_the_first_round_of_the_weights(variant, monkey
     assert not fetched[size:].any()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "variant",
     [
@@ -141,6 +143,7 @@ def test_attention_has_the_first_tile_of_each_warp_fetched(variant, window, monk
     np.testing.assert_array_equal(fetched_of_the_pool(case, monkeypatch), expected)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "variant",
     [LATENT_DECODE, LatentDecodeVariant("float16", 20, 256, 64, 32)],

@@ -37,7 +37,7 @@ SCALES = np.float32([1, -1 / 3, 2.0**-126, 3e-40, 1e-30, 7.5e35, -7e-12, 2.0**10
 """As far as weights are float32, subnormal ones too."""
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "variant",
     [
@@ -66,7 +66,7 @@ def codes_case(dtype: str, scale: np.float32) -> Case:
     return case
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("run", [simulate, run_compiled], ids=["simulated", "compiled"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("scale", SCALES, ids=str)
@@ -78,6 +78,7 @@ def test_every_code_times_a_scale_is_rounded_once(scale, dtype, run):
     np.testing.assert_array_equal(found.view(np.uint32), exact.astype(np.float32).view(np.uint32))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("run", [simulate, run_compiled], ids=["simulated", "compiled"])
 @pytest.mark.parametrize("variant", [ROWS, ROWS_OF_HALVES], ids=lambda variant: variant.name)
 def test_rows_of_float8_are_unpacked(variant, run):
@@ -116,7 +117,7 @@ def source_of(variant: QuantizedMatmulVariant | QuantizedRowsVariant) -> Sources
     return Sources(Source(*kernel), Source(*kernel, quantized_operands))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "old", "new"),
     BREAKAGES,

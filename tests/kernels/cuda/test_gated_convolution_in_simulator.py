@@ -47,7 +47,7 @@ def small_case(variant: GatedConvolutionVariant, channels: int = 32) -> Case:
     return draw_case(variant, rows, channels, seed=0)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("variant", SPREAD, ids=lambda variant: variant.name)
 def test_a_kernel_is_right_and_rows_may_be_cut(variant):
     assert check_case(small_case(variant), simulate).faults == ()

@@ -18,7 +18,7 @@ WIDE = JointNormsVariant("float32", 2112, 64)  # two vectors a thread, not all o
 SPREAD = (SMALL, WIDE, JointNormsVariant("float16", 512, 512))
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("variant", SPREAD, ids=lambda variant: variant.name)
 def test_a_kernel_gives_what_the_specification_says_and_a_rows_bits_are_its_own(variant):
     for case in draw_cases(variant):
@@ -61,6 +61,7 @@ MUTATIONS = [
 ]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("old", "new"), MUTATIONS, ids=[old[:30] for old, _ in MUTATIONS])
 def test_a_broken_kernel_is_noticed(old, new):
     (case,) = draw_cases(WIDE)

@@ -37,7 +37,7 @@ ROWS_OF_FIVE, ROWS_OF_SIX = (
 )
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "variant",
     [
@@ -99,7 +99,7 @@ def codes_case(label: str, dtype: str) -> tuple[Case, np.ndarray]:
     return case, weights[:, chosen].T
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("run", [simulate, run_compiled], ids=["simulated", "compiled"])
 @pytest.mark.parametrize(
     ("label", "dtype"),
@@ -114,6 +114,7 @@ def test_codes_times_whole_scales_are_exact(label, dtype, run) -> None:
     np.testing.assert_array_equal(found, weights.astype(np.float32))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("run", [simulate, run_compiled], ids=["simulated", "compiled"])
 @pytest.mark.parametrize(
     "variant",
@@ -125,6 +126,7 @@ def test_rows_of_k_quants_are_unpacked(variant, run) -> None:
         assert check_case(case, run).faults == ()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("label", [label for label in BLOCK_BYTES if label != "Q4_K"])
 def test_other_rows_are_unpacked(label) -> None:
     for case in draw_cases(QuantizedRowsVariant(label, "bfloat16")):
@@ -170,7 +172,7 @@ BREAKAGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "old", "new"), BREAKAGES, ids=lambda value: getattr(value, "name", value)[:34]
 )
@@ -182,6 +184,7 @@ def test_a_broken_product_of_k_quants_is_noticed(variant, old, new) -> None:
     assert is_noticed(case, source.with_replaced(old, new))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "old", "new"),
     [
@@ -201,6 +204,7 @@ def test_units_that_turn_wrongly_are_noticed(variant, old, new) -> None:
     assert is_noticed(case, source.with_replaced(old, new))
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("variant", "old", "new"),
     [

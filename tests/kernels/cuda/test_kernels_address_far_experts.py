@@ -24,7 +24,7 @@ def behind(case: Case, far: int) -> Case:
     return dataclasses.replace(case, arrays={**case.arrays, "tiles": tiles})
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "variant",
     [

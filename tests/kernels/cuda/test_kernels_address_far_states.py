@@ -22,7 +22,7 @@ def far_states(case: Case) -> Case:
     return spread(case, "states", "state_stride")
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("size", "is_normed"), [(64, True), (64, False), (128, True), (128, False)]
 )

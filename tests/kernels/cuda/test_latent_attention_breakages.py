@@ -152,7 +152,7 @@ def test_sums_that_do_not_follow_their_peak_are_noticed(monkeypatch):
     assert case.faults(simulate(case, kernels=broken))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "rows", "splits", "library", "old", "new"),
     [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],

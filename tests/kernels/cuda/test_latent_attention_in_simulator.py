@@ -31,7 +31,7 @@ PREFILL = LatentPrefillVariant("bfloat16", 3, 256, 32, 16)
 PREFILL_FLOAT32 = LatentPrefillVariant("float32", 3, 256, 32, 16)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "seq_lens", "splits"),
     [
@@ -54,7 +54,7 @@ def test_decode_equals_the_specification(variant, seq_lens, splits):
     assert case.faults(simulate(case)) == []
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "rows"),
     [
@@ -78,7 +78,7 @@ def test_prompts_equal_the_specification(variant, rows):
     assert case.faults(simulate(case)) == []
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize("variant", [DECODE, DECODE_FLOAT32], ids=lambda one: one.name)
 def test_a_rows_bits_do_not_depend_on_its_neighbours_the_splits_or_the_order_of_threads(variant):
     case = draw_decode(variant, (69, 3), alone=0, splits_alone=2)
@@ -104,6 +104,7 @@ def test_whole_rows_behind_split_ones_have_their_bits_as_well(variant, splits, s
     np.testing.assert_array_equal(outputs["out"], simulate(whole)["out"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "chunk"),
     [
@@ -122,6 +123,7 @@ def test_a_tokens_bits_do_not_depend_on_its_neighbours_or_where_a_prompt_is_cut(
     np.testing.assert_array_equal(simulate(alone, seed=2)["out"], together["out"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "variant",
     [DECODE, pytest.param(DECODE_FLOAT32, marks=pytest.mark.wide)],

@@ -32,7 +32,7 @@ UNIT = {"float32": 2.0**-22, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 FAR_BLOCK = 2**31 - 2**12  # elements; where the third begins is not of 32 bits with a sign
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "variant",
     [USUAL, SMALL, WIDE, *(one for one in EVERY if one not in (USUAL, SMALL, WIDE))],
@@ -52,7 +52,7 @@ def test_every_variant_gives_it_whatever_order_threads_have(variant, seed):
     assert check_case(case, run_compiled).faults == ()
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "num_tokens", "num_heads"),
     [(USUAL, 2, 1), (SMALL, 5, 40), (USUAL, 40, 16), (USUAL, 1, 128), (WIDE, 19, 5), (SMALL, 0, 2)],
@@ -214,6 +214,7 @@ def small_case() -> Case:
     return case
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("old", "new"), MUTATIONS, ids=[old.strip()[:30] for old, _ in MUTATIONS])
 def test_a_broken_kernel_is_noticed(old, new, small_case):
     try:

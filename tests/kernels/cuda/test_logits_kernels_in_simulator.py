@@ -155,7 +155,7 @@ def test_every_breakage_is_of_a_piece_of_the_source():
         assert source.text.count(old) == 1, old
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("source", "old", "new"),
     [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],

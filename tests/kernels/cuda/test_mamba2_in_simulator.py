@@ -66,7 +66,7 @@ def small_case(variant: Any) -> Case:
     return draw_cases(variant)[0]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "variant",
     [
@@ -90,6 +90,7 @@ def test_a_kernel_is_right_and_rows_may_be_cut(variant) -> None:
     assert check_case(small_case(variant), simulate).faults == ()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -222,7 +223,7 @@ def groups_case() -> Case:
     return scan_case(SCAN, GROUP_ROWS, 6, 0, num_groups=3)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("make", "source", "old", "new"),
     [

@@ -109,6 +109,7 @@ def test_a_row_that_holds_nan_and_infinity_spoils_no_other():
     np.testing.assert_array_equal(out[2], clean[2])
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("exponent", "expected"), [(0, 0.0), (1, 2.0**-126), (254, 2.0**127), (255, np.nan)]
 )

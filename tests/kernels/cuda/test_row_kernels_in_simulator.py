@@ -147,6 +147,7 @@ def test_only_heads_of_two_warps_meet_in_shared_memory():
     assert all("BAR" not in one.expectation.instructions for one in others)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "variant",
     [

@@ -25,7 +25,7 @@ VARIANT, ONE_WARP = SamplingVariant(threads=64), SamplingVariant(threads=32)
 SPREAD = [(setting, (setting * 5 + setting // 8) % 8) for setting in range(len(SETTINGS))]
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "vocab", "rounds", "pairs"),
     [

@@ -32,7 +32,7 @@ BLOCK_STRIDE, WINDOW = -6, -3
 """Where they stand among the arguments, from the end."""
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "seq_lens", "splits"),
     [
@@ -56,7 +56,7 @@ def test_decode_equals_the_specification(variant, seq_lens, splits):
     assert case.faults(simulate(case)) == []
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "rows"),
     [
@@ -96,7 +96,7 @@ def test_every_variant_equals_the_specification(kind, dtype, block_size, group):
     assert case.faults(simulate(case, seed=group)) == []
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "variant",
     [DECODE, WideDecodeVariant("float16", 512, 9, 16), DECODE_FLOAT32],
@@ -134,6 +134,7 @@ def test_whole_rows_behind_split_ones_have_their_bits_as_well(variant, splits, s
     np.testing.assert_array_equal(outputs["out"], simulate(whole)["out"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "chunk"),
     [
@@ -154,6 +155,7 @@ def test_a_tokens_bits_do_not_depend_on_its_neighbours_or_where_a_prompt_is_cut(
     np.testing.assert_array_equal(simulate(alone, seed=2)["out"], together["out"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "variant",
     [DECODE, pytest.param(DECODE_FLOAT32, marks=pytest.mark.wide)],
@@ -191,7 +193,7 @@ def crowded(case: Case, behind: int) -> Case:
     )
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "variant", [DECODE, PREFILL, DECODE_FLOAT32, PREFILL_FLOAT32], ids=lambda one: one.name
 )
@@ -217,6 +219,7 @@ def test_one_score_far_above_all_before_it_is_followed_in_either_half_of_a_tile(
     assert case.faults(simulate(case)) == []
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("variant", [DECODE, DECODE_FLOAT32], ids=lambda one: one.name)
 @pytest.mark.parametrize("of_values", [0, 1])
 def test_nan_that_a_row_owns_reaches_its_output_and_no_other(variant, of_values):

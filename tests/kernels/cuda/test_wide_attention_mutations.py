@@ -150,7 +150,7 @@ def test_every_breakage_is_of_a_piece_of_the_source():
         assert count == 1, f"{old!r} is {count} times in the source"
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "rows", "splits", "num_kv_heads", "library", "old", "new"),
     [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],
