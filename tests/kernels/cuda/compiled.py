@@ -2,8 +2,8 @@
 
 The compiler takes seconds for a kernel, and files of tests share kernels: its PTX is kept beside
 the product's own machine code, a file for each variant and what it was made from: every source
-below `kernels` and the compiler, so that several trees keep theirs side by side. Nothing is kept of
-sources that may have been written while this process read them.
+below `kernels` but those of the CPU, and the compiler, so that several trees keep theirs side by
+side. Nothing is kept of sources that may have been written while this process read them.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ KEPT = 4
 compile_ptx, link = build.compile_ptx, build.link  # themselves, whatever a test puts there
 
 
+def _sources() -> list[Path]:
+    """Return all that PTX is made from; no kernel imports one of the CPU (pyproject.toml)."""
+    return sorted(set(PACKAGE.rglob("*.py")) - set((PACKAGE / "cpu").rglob("*.py")))
+
+
 def text_of(variant: Variant) -> str:
     """Return the PTX of a variant of the product, compiled once for the sources as they are."""
     return _text_of(cast("Hashable", variant))
@@ -55,7 +60,7 @@ def text_of(variant: Variant) -> str:
 
 @cache
 def _text_of(variant: Any) -> str:
-    if any(source.stat().st_mtime > SETTLED_SINCE for source in PACKAGE.rglob("*.py")):
+    if any(source.stat().st_mtime > SETTLED_SINCE for source in _sources()):
         return compile_ptx(variant)
     return kept_text(variant, ComputePlaneConfig().kernel_cache_root / "ptx", sources_hash())
 
@@ -111,9 +116,9 @@ def _keep(file: Path, content: bytes) -> None:
 
 @cache
 def sources_hash() -> str:
-    """Return a hash of all that PTX is made from: every file of `kernels`, and the compiler."""
+    """Return a hash of all that PTX is made from: those sources, and the compiler."""
     digest = hashlib.sha256(build.toolchain_hash().encode())
-    for source in sorted(PACKAGE.rglob("*.py")):
+    for source in _sources():
         digest.update(f"{source.relative_to(PACKAGE)}\0".encode() + source.read_bytes())
     return digest.hexdigest()[:16]
 

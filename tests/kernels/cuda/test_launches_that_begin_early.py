@@ -207,6 +207,7 @@ def test_what_the_compiler_makes_of_it_waits_too(variant):
         run_compiled(case, texts={variant.name: broken})
 
 
+@pytest.mark.wide  # each of them is compiled, where none was kept
 def test_every_kernel_that_begins_early_lets_the_next_one_begin_and_waits_once():
     early = [one for one in all_variants(every=False) if one.expectation.begins_early]
     assert {type(one) for one in early} == {type(variant) for variant in MODULES}
@@ -215,11 +216,13 @@ def test_every_kernel_that_begins_early_lets_the_next_one_begin_and_waits_once()
         assert (text.count(LET), text.count(WAIT)) == (1, 1), variant.name
 
 
-def test_products_let_the_next_one_begin_in_their_last_round_and_others_at_once():
-    for variant in MODULES:
-        text = text_of(variant)
-        is_product = isinstance(variant, DenseMatmulVariant | QuantizedMatmulVariant)
-        assert (text.index(LET) > text.index(WAIT)) == is_product, variant.name
+@pytest.mark.spread(4)
+@pytest.mark.parametrize("variant", MODULES, ids=lambda variant: variant.name)
+def test_products_let_the_next_one_begin_in_their_last_round_and_others_at_once(variant):
+    text = text_of(variant)
+    assert (text.count(LET), text.count(WAIT)) == (1, 1)
+    is_product = isinstance(variant, DenseMatmulVariant | QuantizedMatmulVariant)
+    assert (text.index(LET) > text.index(WAIT)) == is_product
 
 
 @pytest.mark.parametrize("variant", [GATED, MINIMA], ids=lambda variant: variant.name)
