@@ -113,6 +113,7 @@ def test_no_barrier_commit_wait_or_fence_can_be_left_out(variant, splits, kind, 
             run_compiled(case, texts={variant.name: text})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("read", ["ld.global", "ld.global.nc"])
 def test_no_block_can_read_another_s_results_by_way_of_the_first_cache(read):
     texts = replaced(DECODE, r"ld\.relaxed\.gpu\.global", read)

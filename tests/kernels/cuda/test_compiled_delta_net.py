@@ -33,6 +33,7 @@ def small_case(variant: DeltaRuleVariant, later: int = 1) -> Case:
     return layer_case(variant, rows, 0, heads=(1, 2))
 
 
+@pytest.mark.wide
 def test_a_compiled_layer_is_right_and_rows_may_be_cut():
     assert check_case(small_case(WHOLE), run_compiled).faults == ()
 
@@ -83,7 +84,7 @@ def test_nothing_that_orders_can_be_left_out(opcode, count, fault):
             run_compiled(case, texts={SMALL.name: text})
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "pattern", "replacement"),
     [

@@ -36,7 +36,7 @@ def scan_of_groups() -> Case:
     return scan_case(variant, (Row(3, False, 1, 0), Row(1, True, 2, 0)), 4, 0, num_groups=2)
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "make",
     [
@@ -91,7 +91,7 @@ def test_nothing_that_orders_the_scan_can_be_left_out(opcode, count, fault) -> N
             run_compiled(case, texts={SCAN.name: text})
 
 
-@pytest.mark.spread(1)
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "make", "pattern", "replacement"),
     [
