@@ -52,13 +52,21 @@ class Keyring:
         The token is looked up by its hash: how long that takes says nothing about any token of the
         file, since nobody can choose a hash. Raises TokenMissingError, TokenUnknownError.
         """
-        self.refresh()
         if not header:
             raise TokenMissingError("this server wants a token: Authorization: Bearer TOKEN")
         scheme, _, token = header.partition(" ")
-        token = token.strip()
-        if scheme.lower() != SCHEME or not token or len(header) > MAX_HEADER_CHARACTERS:
+        if scheme.lower() != SCHEME or not token.strip() or len(header) > MAX_HEADER_CHARACTERS:
             raise TokenMissingError("the Authorization header must be: Bearer TOKEN")
+        return self.holder_of(token)
+
+    def holder_of(self, token: str) -> Principal:
+        """Return whose token it is, however it was shown. Raises as `authenticate` does."""
+        self.refresh()
+        token = token.strip()
+        if not token or len(token) > MAX_HEADER_CHARACTERS:
+            raise TokenMissingError(
+                f"a token has 1 to {MAX_HEADER_CHARACTERS} characters, got {len(token)}"
+            )
         principal = self._principals.get(hash_of(token))
         if principal is None:
             raise TokenUnknownError("the server does not know this token")

@@ -28,7 +28,7 @@ from control_plane.errors import EngineStoppedError, RequestNotFoundError
 from control_plane.telemetry import EngineMetrics
 from control_plane.text.answers.text_form import PLAIN as PLAIN_TEXT
 from control_plane.text.answers.text_form import TextForm
-from control_plane.text.reasoning_effort import ReasoningEffort
+from control_plane.text.reasoning_effort import ReasoningEffort, ThinkingWish
 from control_plane.text.tokenizer import Tokenizer
 
 __all__ = ["ChatPrompt", "EngineFrontend", "EngineParts", "Generation", "TextDelta"]
@@ -276,6 +276,7 @@ class EngineFrontend:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         reasoning_effort: ReasoningEffort | None = None,
+        thinking: ThinkingWish | None = None,
     ) -> ChatPrompt:
         """Return a conversation as the prompt the model was trained on, text and token ids.
 
@@ -283,7 +284,7 @@ class EngineFrontend:
         `continue_final_message`: end where the last message ends, which the answer goes on with.
         `add_generation_prompt`: end where the assistant's answer begins; None: unless the last
         message is gone on with. `reasoning_effort`: told to the template in the variable it has
-        for it.
+        for it; `thinking`: the same as a wish, for which it needs none.
 
         Raises ValidationError if the model has no template or the messages are longer than any
         prompt may be, TokenizationError if the template refuses them, and for what its principal
@@ -297,6 +298,7 @@ class EngineFrontend:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 reasoning_effort=reasoning_effort,
+                thinking=thinking,
             )
 
     @contextlib.contextmanager

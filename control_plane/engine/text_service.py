@@ -29,7 +29,12 @@ from control_plane.text.conversation import (
     described,
     template_messages,
 )
-from control_plane.text.reasoning_effort import ReasoningEffort, with_effort
+from control_plane.text.reasoning_effort import (
+    ReasoningEffort,
+    ThinkingWish,
+    with_effort,
+    with_wish,
+)
 from control_plane.text.template_kwargs import check_template_kwargs
 from control_plane.text.tokenizer import (
     MAX_BYTES_PER_TOKEN,
@@ -163,6 +168,7 @@ class TextService:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         reasoning_effort: ReasoningEffort | None = None,
+        thinking: ThinkingWish | None = None,
     ) -> ChatPrompt:
         """Return a conversation as a prompt. The text has its own BOS where the model wants one.
 
@@ -184,6 +190,7 @@ class TextService:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             reasoning_effort=reasoning_effort,
+            thinking=thinking,
         )
 
     def _render(
@@ -196,6 +203,7 @@ class TextService:
         add_generation_prompt: bool | None,
         continue_final_message: bool,
         reasoning_effort: ReasoningEffort | None,
+        thinking: ThinkingWish | None,
     ) -> ChatPrompt:
         check_continued(
             messages,
@@ -206,6 +214,8 @@ class TextService:
         template.check_variables(variables)
         if reasoning_effort is not None:
             variables = with_effort(variables, reasoning_effort, template.variables)
+        if thinking is not None:
+            variables = with_wish(variables, thinking, template.variables)
         self._check_size(messages, tools)
         known = template_messages(messages)
         check_tools(tools or ())

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP surface, in the control plane's process (extra `http`).
+"""The HTTP surface, OpenAI's and Anthropic's APIs, in the control plane's process (extra `http`).
 
 Only `server` and `backend` do without FastAPI: the rest is imported once there is a port to serve.
 """

@@ -27,6 +27,7 @@ class Piece(NamedTuple):
     """A piece of one choice. `logprobs`: one entry a token, or none at all.
 
     `end_token`: what ended it and is no part of it, if log-probabilities were asked for.
+    `matched_stop`: the text or token of the caller's that ended it, if one did.
     """
 
     text: str
@@ -34,6 +35,7 @@ class Piece(NamedTuple):
     logprobs: Sequence[TokenLogprobs] = ()
     finish_reason: str | None = None
     end_token: EndToken | None = None
+    matched_stop: str | int | None = None
 
 
 Take: TypeAlias = Callable[[int, Piece], Awaitable[None]]
@@ -101,7 +103,14 @@ class Answers:
         reason = None if delta.finish_reason is None else _finish_reason(delta.finish_reason)
         if self._only_prompts:
             return Piece("", finish_reason=reason and _FINISH_REASONS[FinishReason.LENGTH])
-        return Piece(delta.text, delta.token_ids, delta.logprobs, reason, delta.end_token)
+        return Piece(
+            delta.text,
+            delta.token_ids,
+            delta.logprobs,
+            reason,
+            delta.end_token,
+            delta.matched_stop,
+        )
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, errors in OpenAI's shape, `/openapi.json`."""
+"""The FastAPI application: routes, errors in the shape of their API, `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -16,19 +17,28 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from control_plane.access.keyring import Keyring
-from control_plane.http import chat, completions, responses, text_routes
+from control_plane.http import anthropic_messages, chat, completions, responses, text_routes
+from control_plane.http.anthropic_errors import (
+    COUNT_TOKENS_PATH,
+    MESSAGES_PATH,
+    MessageErrorResponse,
+    failure_response,
+)
+from control_plane.http.anthropic_routes import anthropic_routes
 from control_plane.http.backend import Backend
 from control_plane.http.document import complete_document
 from control_plane.http.doorman import Doorman
-from control_plane.http.edge import API_PATHS, UNCOUNTED_PATHS, Edge, current_request_id
+from control_plane.http.edge import API_PATHS, UNCOUNTED_PATHS, Edge
 from control_plane.http.errors import (
     ErrorResponse,
+    HttpFailure,
     HttpRefusal,
     describe_error,
     describe_fault,
 )
 from control_plane.http.openai_routes import openai_routes
 from control_plane.http.operations import operation_routes
+from control_plane.http.request_id import current_request_id
 from control_plane.metrics.visits import FAULT, note_error
 from planes.errors import EngineError
 from planes.near_names import did_you_mean
@@ -41,6 +51,8 @@ _FIELD_NAMES = {
     "/v1/completions": completions.NAMES,
     "/v1/chat/completions": chat.NAMES,
     "/v1/responses": responses.NAMES,
+    MESSAGES_PATH: anthropic_messages.NAMES,
+    COUNT_TOKENS_PATH: anthropic_messages.NAMES,
     "/tokenize": text_routes.TOKENIZE_NAMES,
     "/detokenize": text_routes.DETOKENIZE_NAMES,
 }
@@ -83,18 +95,16 @@ def make_app(
     }
     app = FastAPI(
         title="Hetero-Paged-Infer",
-        description="OpenAI-compatible inference.",
+        description="OpenAI- and Anthropic-compatible inference.",
         version=API_VERSION,
         docs_url=None,  # they would load their scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers=handlers,
-        responses={
-            status: {"model": ErrorResponse, "description": text}
-            for status, text in _REFUSALS.items()
-        },
+        responses=_refusals(ErrorResponse),
     )
     app.include_router(openai_routes(backend))
+    app.include_router(anthropic_routes(backend), responses=_refusals(MessageErrorResponse))
     app.include_router(text_routes.text_routes(backend))
     app.include_router(operation_routes(backend))
     complete_document(app, needs_token=keyring is not None)
@@ -105,9 +115,13 @@ def make_app(
             allow_origins=cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "retry-after"),
+            expose_headers=("x-request-id", "request-id", "retry-after"),
         )
     return Edge(guarded, backend.visits)
+
+
+def _refusals(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": model, "description": text} for status, text in _REFUSALS.items()}
 
 
 async def _on_engine_error(request: Request, error: EngineError) -> Response:
@@ -118,13 +132,13 @@ async def _on_engine_error(request: Request, error: EngineError) -> Response:
         _log.error("http request refused", **failure.log_facts, error=message)
     else:
         _log.info("http request refused", **failure.log_facts)
-    return failure.to_response()
+    return _told(request, failure)
 
 
-async def _on_refusal(_: Request, error: HttpRefusal) -> Response:
+async def _on_refusal(request: Request, error: HttpRefusal) -> Response:
     note_error(error.failure.reason)
     _log.info("http request refused", **error.failure.log_facts)
-    return error.failure.to_response()
+    return _told(request, error.failure)
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
@@ -137,7 +151,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     code = HTTPStatus(error.status_code).name.lower()
     refusal = HttpRefusal(error.status_code, message, code=code, headers=error.headers)
     note_error(refusal.failure.reason)
-    return refusal.failure.to_response()
+    return _told(request, refusal.failure)
 
 
 def _where_it_is(request: Request) -> str:
@@ -150,18 +164,22 @@ def _where_it_is(request: Request) -> str:
     return did_you_mean(path, paths, _LIKENESS) or ". The routes are listed at /openapi.json."
 
 
-async def _on_invalid_path(_: Request, error: Exception) -> Response:
+async def _on_invalid_path(request: Request, error: Exception) -> Response:
     """Answer for what FastAPI itself finds wrong, which is no body."""
     refusal = HttpRefusal(HTTPStatus.BAD_REQUEST, str(error), code="invalid_value")
     note_error(refusal.failure.reason)
-    return refusal.failure.to_response()
+    return _told(request, refusal.failure)
 
 
 async def _on_client_gone(_request: Request, _error: ClientDisconnect) -> None:
     """Answer nothing: who left while his body was read is no fault of ours, and hears nothing."""
 
 
-async def _on_fault(_request: Request, _error: Exception) -> Response:
+async def _on_fault(request: Request, _error: Exception) -> Response:
     """Answer for a fault of ours; `Edge` logs it."""
     note_error(FAULT)
-    return describe_fault(current_request_id()).to_response()
+    return _told(request, describe_fault(current_request_id()))
+
+
+def _told(request: Request, failure: HttpFailure) -> Response:
+    return failure_response(failure, request.url.path)

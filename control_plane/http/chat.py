@@ -10,12 +10,12 @@ from control_plane.http.answers import Answers, Piece, answers_to
 from control_plane.http.backend import LoadedEngine
 from control_plane.http.chat_schema import ChatRequest
 from control_plane.http.choices import Heading, send_stream, send_whole
-from control_plane.http.edge import current_request_id
 from control_plane.http.fields import FIELD_NAMES
 from control_plane.http.json_text import SpelledList
 from control_plane.http.logprobs import chat_logprobs
 from control_plane.http.messages import Messages, reader_of
 from control_plane.http.reply import Connection
+from control_plane.http.request_id import current_request_id
 from control_plane.text.answers.text_form import text_form_of
 from control_plane.text.answers.tool_choice import PARAMETERS
 from planes.errors import EngineError

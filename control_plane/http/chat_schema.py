@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, JsonValue, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, JsonValue, Tag, model_validator
 
-from control_plane.api.status import shorten
 from control_plane.core.generation_params import MAX_LOGPROBS
 from control_plane.core.structured_outputs import StructuredOutputs
-from control_plane.http.errors import PARAM
 from control_plane.http.fields import (
     MAX_TOKENS,
     Conversation,
@@ -25,7 +22,7 @@ from control_plane.http.fields import (
 )
 from control_plane.http.response_format import ResponseFormat, structure_of
 from control_plane.http.tool_choice import Choice, NamedTool, choice_of
-from control_plane.http.wire import Wire, one_of, text_or_list, wrong
+from control_plane.http.wire import Wire, one_of, text_or_list, word_of, wrong
 from control_plane.text.answers.tool_choice import ToolChoice
 from control_plane.text.bounds import (
     MAX_JSON_BYTES,
@@ -62,6 +59,17 @@ Content: TypeAlias = Annotated[
     ],
     one_of(text_or_list, "a string or a list of text parts"),
 ]
+
+
+class NamedCall(Protocol):
+    """A call of an earlier turn, whatever an endpoint calls its arguments."""
+
+    name: str
+
+    @property
+    def parsed_arguments(self) -> dict[str, Any] | str:
+        """The arguments as chat templates want them."""
+        ...
 
 
 class FunctionCall(Wire):
@@ -169,18 +177,6 @@ def _kind_of_message(given: object) -> str:
     return _MESSAGE_TAGS.get(role, "") if isinstance(role, str) else ""
 
 
-def _check_role(given: object) -> object:
-    """Refuse a role that no message has, or none, by its own name."""
-    if not isinstance(given, dict) or _kind_of_message(given):
-        return given
-    role = given.get("role")
-    if role is None:
-        raise PydanticCustomError("missing", "Field required", {PARAM: "role"})
-    told = f", got {shorten(repr(role), 60)}" if isinstance(role, str | int | float) else ""
-    known = ", ".join(map(repr, ROLES[:-1]))
-    raise wrong("role", f"Input should be {known} or {ROLES[-1]!r}{told}")
-
-
 Message: TypeAlias = Annotated[
     Annotated[SystemMessage, Tag("~system")]
     | Annotated[UserMessage, Tag("~user")]
@@ -190,7 +186,7 @@ Message: TypeAlias = Annotated[
         _kind_of_message,
         "a message whose role is system, developer, user, assistant or tool",
     ),
-    BeforeValidator(_check_role),
+    word_of("role", ROLES),
 ]
 
 
@@ -211,12 +207,17 @@ class FunctionDefinition(Wire):
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
-        """Refuse what is no JSON, although its parser takes it: NaN, infinities, 1e999."""
-        try:
-            json.dumps(self.parameters, allow_nan=False)
-        except (ValueError, RecursionError) as error:
-            raise wrong("parameters", f"parameters must be a JSON schema: {error}") from None
+        name = type(self).model_fields["parameters"].alias or "parameters"
+        check_json(name, self.parameters, "a JSON schema")
         return self
+
+
+def check_json(name: str, value: object, kind: str) -> None:
+    """Refuse what is no JSON, although its parser takes it: NaN, infinities, 1e999."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise wrong(name, f"{name} must be {kind}: {error}") from None
 
 
 class Tool(Wire):
@@ -348,7 +349,7 @@ def _plain_message(message: Message) -> dict[str, object]:
     return result
 
 
-def plain_call(call_id: str, call: FunctionCall) -> dict[str, object]:
+def plain_call(call_id: str, call: NamedCall) -> dict[str, object]:
     """Return a call as values, its arguments parsed."""
     function = {"name": call.name, "arguments": call.parsed_arguments}
     return {"id": call_id, "type": "function", "function": function}

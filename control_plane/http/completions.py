@@ -10,11 +10,11 @@ from control_plane.http.answers import Answers, Piece, answers_to
 from control_plane.http.backend import LoadedEngine
 from control_plane.http.choices import Heading, send_stream, send_whole
 from control_plane.http.completion_schema import DEFAULT_MAX_TOKENS, CompletionRequest
-from control_plane.http.edge import current_request_id
 from control_plane.http.fields import FIELD_NAMES
 from control_plane.http.json_text import MEMBERS_AT_ONCE
 from control_plane.http.logprobs import Columns, completion_logprobs
 from control_plane.http.reply import Connection
+from control_plane.http.request_id import current_request_id
 from control_plane.http.spelling import TextRuler
 
 NAMES = {**FIELD_NAMES, "num_logprobs": "logprobs", "num_prompt_logprobs": "logprobs"}

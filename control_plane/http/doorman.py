@@ -7,13 +7,17 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.access.keyring import Keyring
-from control_plane.access.principal import acting_as
+from control_plane.access.principal import Principal, acting_as
+from control_plane.http.anthropic_errors import failure_response, is_anthropic
 from control_plane.http.errors import describe_error
 from control_plane.metrics.visits import note_error
 from planes.errors import EngineError
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz", "/openapi.json"})
 """Load balancers and orchestrators have no token, and these tell nobody's secrets."""
+
+API_KEY = "x-api-key"
+"""The header in which Anthropic's clients show a token, without a scheme."""
 
 _log = structlog.get_logger(__name__)
 
@@ -30,13 +34,13 @@ class Doorman:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope).getlist("authorization")
         try:
-            principal = self._keyring.authenticate(headers[0] if len(headers) == 1 else None)
+            principal = self._authenticate(Headers(scope=scope), scope["path"])
         except EngineError as error:
             note_error(error.reason)
             _log.info("http request refused", reason=error.reason, error=error.message)
-            response = describe_error(error).to_response()
+            failure = describe_error(error)
+            response = failure_response(failure, scope["path"])
             response.headers["www-authenticate"] = "Bearer"
             await response(scope, receive, send)
             return
@@ -45,3 +49,14 @@ class Doorman:
             acting_as(principal),
         ):
             await self._app(scope, receive, send)
+
+    def _authenticate(self, headers: Headers, path: str) -> Principal:
+        """Return who asks. Where there is an `Authorization` it counts, and not the other header.
+
+        Raises TokenMissingError, TokenUnknownError.
+        """
+        shown = headers.getlist("authorization")
+        keys = headers.getlist(API_KEY) if is_anthropic(path) else []
+        if len(keys) == 1 and not shown:
+            return self._keyring.holder_of(keys[0])
+        return self._keyring.authenticate(shown[0] if len(shown) == 1 else None)

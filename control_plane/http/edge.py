@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from contextvars import ContextVar
 from http import HTTPMethod, HTTPStatus
 
 import structlog
@@ -12,7 +11,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control_plane.http.anthropic_errors import (
+    COUNT_TOKENS_PATH,
+    MESSAGES_PATH,
+    failure_response,
+    is_anthropic,
+)
 from control_plane.http.errors import HttpRefusal, describe_fault
+from control_plane.http.request_id import begin_request
 from control_plane.metrics.visits import FAULT, HTTP, VisitMeter, note_error
 from control_plane.tracing.trace_context import enter_trace, read_trace
 
@@ -33,6 +39,8 @@ API_PATHS = frozenset(
         "/v1/chat/completions",
         "/v1/responses",
         "/v1/embeddings",
+        MESSAGES_PATH,
+        COUNT_TOKENS_PATH,
         "/tokenize",
         "/detokenize",
         "/tokenizer_info",
@@ -42,13 +50,6 @@ _MODEL_PATH = "/v1/models/"
 _METHODS = frozenset(HTTPMethod)
 
 _log = structlog.get_logger(__name__)
-
-_request_id: ContextVar[str] = ContextVar("http_request_id")
-
-
-def current_request_id() -> str:
-    """Return the id of the HTTP request this task serves."""
-    return _request_id.get()
 
 
 def method_of(path: str) -> str:
@@ -75,7 +76,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = uuid.uuid4().hex
-        _request_id.set(request_id)
+        begin_request(request_id)
         path = scope["path"] if scope["path"] in UNCOUNTED_PATHS else method_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
         bound = {"request_id": request_id, "method": f"{method} {path}"}
@@ -101,7 +102,10 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if is_anthropic(scope["path"]):
+                    headers["request-id"] = request_id  # as its clients look for it
             await send(message)
 
         try:
@@ -116,7 +120,7 @@ class Edge:
             note_error(FAULT)
             _log.exception("http request failed")
             if status == 0:
-                response = describe_fault(request_id).to_response()
+                response = failure_response(describe_fault(request_id), scope["path"])
                 await response(scope, receive, send_named)
         finally:
             _log.debug(
@@ -138,4 +142,5 @@ async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
         code="headers_too_large",
     ).failure
     note_error(failure.reason)
-    await failure.to_response()(scope, receive, send)
+    response = failure_response(failure, scope["path"])
+    await response(scope, receive, send)

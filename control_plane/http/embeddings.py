@@ -9,10 +9,10 @@ from array import array
 
 from control_plane.core.embedding_params import FIELD
 from control_plane.http.backend import LoadedEngine
-from control_plane.http.edge import current_request_id
 from control_plane.http.embedding_schema import EmbeddingsRequest
 from control_plane.http.json_text import Spelled, to_json
 from control_plane.http.reply import Connection
+from control_plane.http.request_id import current_request_id
 from planes.errors import EngineError
 
 NAME = "input"

@@ -42,10 +42,14 @@ _FREE_KEYS = ("logit_bias", "metadata", "chat_template_kwargs")
 PARAM = "param"
 """In the context of a problem: the field that it is about, below the place of the problem."""
 
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+"""Anthropic's code, upon which its packages go on without a thread."""
+
 _PROBLEM_CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "json_invalid": "invalid_json",
+    THREAD_UNSUPPORTED: THREAD_UNSUPPORTED,
 }
 
 

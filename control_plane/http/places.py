@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from control_plane.http.anthropic_errors import failure_response
 from control_plane.http.errors import HttpRefusal
 from control_plane.metrics.visits import VisitMeter, note_error
 
@@ -134,4 +135,5 @@ async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
         headers={"Retry-After": "1", "Connection": "close"},
     ).failure
     note_error(failure.reason)
-    await failure.to_response()(scope, receive, send)
+    response = failure_response(failure, scope["path"])
+    await response(scope, receive, send)

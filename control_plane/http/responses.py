@@ -9,13 +9,13 @@ from control_plane.api.forced_calls import calls_in_params
 from control_plane.core.generation_params import GenerationParams
 from control_plane.http.answers import Piece, answers_to
 from control_plane.http.backend import LoadedEngine
-from control_plane.http.edge import current_request_id
 from control_plane.http.errors import describe_error
 from control_plane.http.fields import FIELD_NAMES
 from control_plane.http.json_text import Spelled, spell
 from control_plane.http.logprobs import chat_logprobs
 from control_plane.http.messages import reader_of
 from control_plane.http.reply import Connection
+from control_plane.http.request_id import current_request_id
 from control_plane.http.responses_items import (
     COMPLETED,
     IN_PROGRESS,

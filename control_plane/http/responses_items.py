@@ -11,7 +11,8 @@ from typing import Any, Final, TypeAlias
 
 from control_plane.http.answers import Piece
 from control_plane.http.json_text import SpelledList
-from control_plane.text.answers.parts import CallPiece, Parts, Said, Thought
+from control_plane.http.runs import Run, Runs
+from control_plane.text.answers.parts import CallPiece, Thought
 from control_plane.text.answers.reader import AnswerReader
 
 Event: TypeAlias = tuple[str, dict[str, Any]]
@@ -192,38 +193,30 @@ class Output:
 
     def __init__(self, request_id: str, reader: AnswerReader | None) -> None:
         self._request_id = request_id
-        self._reader = reader
+        self._runs = Runs(reader)
         self._items: list[Item] = []
         self._untold = SpelledList()
 
     @property
     def num_reasoning_tokens(self) -> int:
         """Once it has finished."""
-        return 0 if self._reader is None else self._reader.num_reasoning_tokens
+        return self._runs.num_reasoning_tokens
 
     def push(self, piece: Piece, entries: Entries) -> list[Event]:
         """Take the next piece of the text; the events of what is certain now."""
         self._untold.extend(entries)
-        if self._reader is None:
-            parts = Parts(piece.text)
-        else:
-            parts = self._reader.push(0, piece.text, piece.token_ids)
-        events = self._write(parts)
-        return events + self._tell_the_rest()
+        return self._write(self._runs.push(piece)) + self._tell_the_rest()
 
     def feed(self, piece: Piece, entries: Entries) -> None:
         """Take the next piece of a text that is wanted as a whole."""
         if entries:  # each goes with its own message
             self.push(piece, entries)
-        elif self._reader is None:
-            self._write(Parts(piece.text))
         else:
-            self._reader.feed(0, piece.text, piece.token_ids)
+            self._write(self._runs.feed(piece))
 
     def finish(self, status: str) -> list[Event]:
         """Take note of the end; `status`: of the response."""
-        reason = "length" if status == INCOMPLETE else "stop"
-        events = [] if self._reader is None else self._write(self._reader.finish(0, reason))
+        events = self._write(self._runs.finish("length" if status == INCOMPLETE else "stop"))
         if not self._items:
             events += self._begin(self._new_message())
         events += self._tell_the_rest()
@@ -244,59 +237,38 @@ class Output:
 
     def _status_of_call(self) -> str:
         """Return the status of a call that is the last item, when nothing more comes."""
-        is_whole = self._reader is not None and self._reader.is_calling(0)
-        return COMPLETED if is_whole else INCOMPLETE
+        return COMPLETED if self._runs.is_calling else INCOMPLETE
 
-    def _write(self, parts: Parts) -> list[Event]:
+    def _write(self, runs: list[Run]) -> list[Event]:
         events: list[Event] = []
-        num_calls = len(parts.calls)
-        for one in parts.in_order():
-            is_behind_all = num_calls == 0
-            if isinstance(one, CallPiece):
-                num_calls -= 1
-                events += self._call(one)
-            elif isinstance(one, Thought):
-                events += self._think(one, is_behind_all=is_behind_all)
-            else:
-                events += self._say(one, is_behind_all=is_behind_all)
+        for run in runs:
+            if run.is_new:
+                events += self._begin(self._new_item(run), self._status_of_last(run))
+            if run.text or not isinstance(run.part, CallPiece):
+                events.append(self._items[-1].add(run.text))
         return events
 
-    def _think(self, part: Thought, *, is_behind_all: bool) -> list[Event]:
-        """Add to the reasoning. `is_behind_all`: to what was read of calls, whole or not."""
-        events, text = [], part.text
-        if not (self._items and isinstance(self._items[-1], Reasoning)):
-            item = Reasoning(self._request_id, len(self._items))
-            events = self._begin(item, self._status_of_last(is_behind_all=is_behind_all))
-            text = text.removeprefix(part.gap)
-        return [*events, self._items[-1].add(text)]
-
-    def _say(self, part: Said, *, is_behind_all: bool = False) -> list[Event]:
-        """Add to the message. `is_behind_all`: to what was read of calls, whole or not."""
-        events, text = [], part.text
-        if not (self._items and isinstance(self._items[-1], Message)):
-            item = self._new_message()
-            events = self._begin(item, self._status_of_last(is_behind_all=is_behind_all))
-            text = text.removeprefix(part.gap)
-        return [*events, self._items[-1].add(text)]
-
-    def _status_of_last(self, *, is_behind_all: bool) -> str:
-        is_open = is_behind_all and bool(self._items) and isinstance(self._items[-1], Call)
-        return self._status_of_call() if is_open else COMPLETED
+    def _new_item(self, run: Run) -> Item:
+        index = len(self._items)
+        if isinstance(run.part, CallPiece):
+            return Call(self._request_id, index, run.call_id, run.part.name or "")
+        if isinstance(run.part, Thought):
+            return Reasoning(self._request_id, index)
+        return self._new_message()
 
     def _new_message(self) -> Message:
         return Message(self._request_id, len(self._items), self._untold)
 
+    def _status_of_last(self, run: Run) -> str:
+        """Return the status of the item before a run that begins: a call may have been broken."""
+        is_open = bool(self._items) and isinstance(self._items[-1], Call)
+        is_last_call = run.is_behind_calls and not isinstance(run.part, CallPiece)
+        return self._status_of_call() if is_open and is_last_call else COMPLETED
+
     def _tell_the_rest(self) -> list[Event]:
         """Tell of tokens that have no text."""
         is_open = bool(self._items) and isinstance(self._items[-1], Message)
-        return self._say(Said("")) if self._untold and is_open else []
-
-    def _call(self, piece: CallPiece) -> list[Event]:
-        events = []
-        if piece.name is not None and self._reader is not None:
-            call_id = self._reader.call_id(0, piece)
-            events = self._begin(Call(self._request_id, len(self._items), call_id, piece.name))
-        return [*events, self._items[-1].add(piece.arguments)] if piece.arguments else events
+        return [self._items[-1].add("")] if self._untold and is_open else []
 
     def _begin(self, item: Item, status: str = COMPLETED) -> list[Event]:
         """Begin an item; the one before it is done, and `status` its own."""

@@ -1,4 +1,4 @@
-"""How many tokens a request took, in the two spellings of OpenAI's API."""
+"""How many tokens a request took, in the two spellings of OpenAI's API and in Anthropic's."""
 
 from __future__ import annotations
 
@@ -84,4 +84,34 @@ def response_usage(counts: TokenCounts, num_reasoning_tokens: int) -> dict[str, 
         "output_tokens": counts.completion,
         "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "total_tokens": counts.prompt + counts.completion,
+    }
+
+
+class MessageTokensDetails(BaseModel):
+    """`thinking_tokens`: of the output, those any text of which is reasoning."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(BaseModel):
+    """Token counts of a message. `input_tokens`: of the prompt, but for those found computed."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: MessageTokensDetails
+
+
+def message_usage(counts: TokenCounts, num_reasoning_tokens: int) -> dict[str, object]:
+    """Spell the counts for messages: the three of the input are together its tokens.
+
+    Nothing is written to a cache for a fee, so none are `cache_creation_input_tokens`.
+    """
+    return {
+        "input_tokens": counts.prompt - counts.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached,
+        "output_tokens": counts.completion,
+        "output_tokens_details": {"thinking_tokens": num_reasoning_tokens},
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from control_plane.api.status import shorten
 from control_plane.http.errors import PARAM
 
 MAX_FIELDS: Final = 128
@@ -81,6 +82,30 @@ def wrong(name: str, message: str) -> PydanticCustomError:
     `name`: the field that the answer names as `param`, below the model's own place.
     """
     return PydanticCustomError("wrong", "{message}", {"message": message, PARAM: name})
+
+
+def word_of(name: str, words: Sequence[str], *, is_required: bool = True) -> BeforeValidator:
+    """Name the field by which members of a union are told apart where its word is none of these.
+
+    The rest of the object may be anything then. `is_required`: it is wrong to leave it out.
+    """
+    known = repr(words[-1])
+    if len(words) > 1:
+        known = f"{', '.join(map(repr, words[:-1]))} or {known}"
+
+    def check(given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        word = given.get(name)
+        if word is None:
+            if is_required:
+                raise PydanticCustomError("missing", "Field required", {PARAM: name})
+        elif not isinstance(word, str) or word not in words:
+            told = f", got {shorten(repr(word), 60)}" if isinstance(word, str | int | float) else ""
+            raise wrong(name, f"Input should be {known}{told}")
+        return given
+
+    return BeforeValidator(check)
 
 
 def text_or_list(given: object) -> str:

@@ -56,6 +56,20 @@ def test_a_wrong_token_is_unknown(make, path, token):
         Keyring(path).authenticate(f"Bearer {token}")
 
 
+def test_a_token_may_be_shown_without_a_scheme(make, path):
+    token = make("a").removeprefix("Bearer ")
+    keyring = Keyring(path)
+    assert keyring.holder_of(token).name == keyring.holder_of(f" {token} ").name == "a"
+    with pytest.raises(TokenUnknownError):
+        keyring.holder_of(f"Bearer {token}")
+    for none in ("", "  ", "x" * 513):
+        with pytest.raises(TokenMissingError, match="1 to 512 characters"):
+            keyring.holder_of(none)
+    remove_token(path, "a")
+    with pytest.raises(TokenUnknownError):
+        keyring.holder_of(token)
+
+
 def test_the_hash_of_a_token_is_no_token(make, path):
     make("a")
     keyring = Keyring(path)

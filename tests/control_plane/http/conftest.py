@@ -27,6 +27,7 @@ from control_plane.engine.frontend import EngineFrontend, EngineParts
 from control_plane.engine.gate import Gate
 from control_plane.engine.plane import PlaneDescription
 from control_plane.engine.stream_hub import StreamHub
+from control_plane.http.anthropic_answer_schema import MessageEvent
 from control_plane.http.app import make_app
 from control_plane.http.backend import Backend
 from control_plane.http.chat_answer_schema import ChatChunk, ChatCompletion
@@ -51,6 +52,7 @@ EVENTS = {
     "/v1/completions": CompletionChunk,
     "/v1/chat/completions": ChatChunk,
     "/v1/responses": ResponseEvent,
+    "/v1/messages": MessageEvent,
 }
 
 
@@ -343,6 +345,14 @@ def openai():
     import openai
 
     return openai
+
+
+@pytest.fixture(scope="session")
+def anthropic():
+    """Anthropic's package, in the same way."""
+    import anthropic
+
+    return anthropic
 
 
 @pytest.fixture

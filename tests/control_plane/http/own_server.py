@@ -25,7 +25,8 @@ class Server:
     async def _main(self) -> None:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         served = Served(attached=False, **self._options)
-        server = HttpServer(Address(host="127.0.0.1", port=0), served.gate)
+        address, keyring = Address(host="127.0.0.1", port=0), self._options.get("keyring")
+        server = HttpServer(address, served.gate, keyring=keyring)
         await server.start()
         server.attach(served.frontend)
         self.address, self.engine = server.address, served.engine

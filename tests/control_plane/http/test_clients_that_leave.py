@@ -17,6 +17,7 @@ CASES = [
     ("/v1/completions", {"prompt": ["Hi", "there"], "n": 2}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
     ("/v1/responses", {"input": "Hi"}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}),
 ]
 
 

@@ -56,7 +56,12 @@ def test_who_needs_a_token_is_told_so(on_loop):
     assert "securitySchemes" not in free["components"]
     assert not any("security" in operation for _, operation in operations(free))
     kept = document_of(on_loop, keyring=NoOne())
-    (name,) = kept["components"]["securitySchemes"]
-    assert kept["components"]["securitySchemes"][name] == {"type": "http", "scheme": "bearer"}
+    schemes = kept["components"]["securitySchemes"]
+    assert list(schemes.values()) == [
+        {"type": "http", "scheme": "bearer"},
+        {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    ]
+    bearer, key = ([{name: []}] for name in schemes)
     for path, operation in operations(kept):
-        assert operation.get("security") == (None if path in OPEN else [{name: []}])
+        wanted = bearer + key if path.startswith("/v1/messages") else bearer
+        assert operation.get("security") == (None if path in OPEN else wanted)

@@ -8,6 +8,7 @@ import structlog.testing
 SECRET = "hunter2"
 TEXT = f"my password is {SECRET}"
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 REFUSING = "{{ raise_exception('no: ' + messages[0].content) }}"
 
 
@@ -48,6 +49,10 @@ REFUSED = [
     ),
     (RESPONSES, {"input": "x", "instructions": [TEXT]}, "instructions"),
     (RESPONSES, {"input": [TEXT]}, None),
+    (MESSAGES, {"max_tokens": 1, "messages": [{"role": TEXT}]}, "messages[0].role"),
+    (MESSAGES, {"max_tokens": 1, **USER, TEXT: 1}, None),
+    (MESSAGES, {"max_tokens": 1, **USER, "system": [{"type": TEXT}]}, "system[0].type"),
+    (MESSAGES, {"max_tokens": 1, **USER, "metadata": {TEXT: 1}}, "metadata"),
     ("/tokenize", {"prompt": TEXT, "messages": TEXT}, "messages"),
     ("/detokenize", {"tokens": [TEXT]}, "tokens[0]"),
 ]

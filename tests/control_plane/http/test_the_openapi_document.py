@@ -16,8 +16,9 @@ from control_plane.http.responses_schema import ResponseRequest
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs/openai-http.md"
 
-STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-POSTS = (*STREAMING, "/v1/embeddings", "/tokenize", "/detokenize")
+STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
+POSTS = (*STREAMING, ANTHROPIC[1], "/v1/embeddings", "/tokenize", "/detokenize")
 
 ODD = [
     None, True, False, 0, -1, 1, 3, 2**31, 2**64, -(2**63), 0.5, 1e308, -0.0, "", "x", "漢\u0000",
@@ -74,7 +75,8 @@ def test_it_lists_every_route_with_its_body_answers_and_errors(on_loop):
         assert ("text/event-stream" in answer) == (path in STREAMING)
         for status in ("400", "404", "413", "415", "429", "503"):
             error = operation["responses"][status]["content"]["application/json"]["schema"]
-            assert error["$ref"].endswith("/ErrorResponse")
+            name = "/MessageErrorResponse" if path in ANTHROPIC else "/ErrorResponse"
+            assert error["$ref"].endswith(name)
         assert "422" not in operation["responses"]
 
 
@@ -113,6 +115,8 @@ def test_odd_values_in_any_field_are_answered_or_refused(on_loop, path):
             "max_completion_tokens": 4,
         },
         "/v1/responses": {"input": "Hi", "max_output_tokens": 4},
+        "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+        "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
         "/v1/embeddings": {"input": "Hi"},
         "/tokenize": {"prompt": "Hi"},
         "/detokenize": {"tokens": [72]},

@@ -20,11 +20,15 @@ LIMITS = {
     "/v1/completions": "max_tokens",
     "/v1/chat/completions": "max_completion_tokens",
     "/v1/responses": "max_output_tokens",
+    "/v1/messages": "max_tokens",
 }
 LONG_ENOUGH = 1
 CONTEXT = 2048
 MANY = 4
 MOST_SAMPLES = 128
+
+ANTHROPIC = "/v1/messages"
+"""Under it, refusals and streams have Anthropic's shape."""
 
 STREAMED = 3
 """One of so many bodies that say nothing of it is answered as a stream."""
@@ -47,12 +51,16 @@ RULES = [
     r"arguments.*must be",
     r"must be 0 to \d+, got \d+",  # token ids: the vocabulary has fewer than the schema
     r"keys must be token ids",
+    r"must have a name of its own",
     r"has no place for tool",
     r"structured_outputs must have one of",
-    r"not allowed with (response_format|text\.format)",
+    r"none of them empty",
+    r"not allowed with (response_format|text\.format|output_config\.format)",
     r"is not supported",  # of a schema, a pattern or a grammar
     r"(tool_choice|strict) must be|tool_choice names|must be unset with a tool_choice",
-    r"at most \d+ calls in one turn",
+    r"at most \d+ (calls in one turn|tool_use blocks)",
+    r"the last message must be the user's",
+    r"name is required with the type tool",
     r"max_model_len is",
     r"bytes",  # a limit of bytes where the schema counts characters
     r"got -?\d+\.0\.$",  # a number with a point is an integer for JSON schema, and not here
@@ -118,13 +126,15 @@ def what_the_schema_allows_is_refused_by_a_rule_only(ctx, response, case):  # no
 
 
 @schemathesis.check
-def refusals_are_errors_in_openais_shape(ctx, response, case):  # noqa: ARG001
+def refusals_are_errors_in_the_shape_of_their_api(ctx, response, case):  # noqa: ARG001
     if response.status_code < 400 or case.operation.path == "/readyz":
         return
     if case.method == "HEAD":
         return
     error = json.loads(response.content)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    is_anthropic = case.operation.path.startswith(ANTHROPIC)
+    rest = {"details"} if is_anthropic else {"param", "code"}
+    assert set(error) == {"message", "type"} | rest
     assert error["message"]
     assert "Traceback" not in error["message"]
 
@@ -139,6 +149,8 @@ def streams_have_their_end(ctx, response, case):  # noqa: ARG001
     *_, last = text.split("\n\n")[:-1]
     if case.operation.path == "/v1/responses":
         assert last.startswith(("event: response.completed\n", "event: response.incomplete\n"))
+    elif case.operation.path == ANTHROPIC:
+        assert last.startswith("event: message_stop\n")
     else:
         assert (last, text.count("[DONE]")) == ("data: [DONE]", 1)
 
