@@ -19,7 +19,8 @@ TOKENS_A_CHUNK: Final = 8
 """Tokens of a chunk of an operation that goes token by token, about."""
 MOST_TOKEN_CHUNKS: Final = 16
 SCRATCH_ALIGNMENT: Final = 4096
-"""Scratch memory of different workers lies on different pages."""
+"""Scratch memory of different workers lies on different pages, beyond which a processor fetches
+nothing ahead: lines that another works in would go to and fro."""
 
 NONE_TAKEN: Final = np.zeros(0, dtype=np.int64)
 

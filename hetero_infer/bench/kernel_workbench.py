@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.cpu.step_headers import SCRATCH_ALIGNMENT
 from compute_plane.cpu.thread_team import Entry, ThreadTeam
 from compute_plane.memory.huge_pages import huge_page_array
 from kernels.cpu.operation import (
@@ -80,7 +81,7 @@ class Workbench:
         """Return the address of a step header, with scratch memory for each worker."""
         header = np.zeros(HEADER_WORDS, dtype=np.int64)
         if scratch_bytes:
-            size = -(-scratch_bytes // 64) * 64
+            size = -(-scratch_bytes // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
             header[StepWord.SCRATCH] = self.zeros(size * self.team.num_threads)
             header[StepWord.SCRATCH_BYTES] = size
         for at, value in words.items():

@@ -69,7 +69,11 @@ from kernels.cpu.operands import Product
 SET: Final = selected_instruction_set()
 
 AMX_ROWS: Final = 13
-"""Of a block of 16: from so many on the tile registers, which compute all 16, beat vectors."""
+"""Of a block of 16: from so many on the tile registers, which compute all 16, beat vectors.
+
+Time of vectors / of tiles with 10, 12, 14, 16 rows (N = 16384, K = 2048, two threads of a shared
+Xeon): Q4_0 0.8, 0.9, 1.0, 1.1, Q8_0 0.9, 1.0, 1.1, 1.2; with 24 and 32: 0.9 and 1.3, 1.0 and 1.5.
+"""
 
 
 @inlined()
