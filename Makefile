@@ -48,7 +48,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -p
 	--max-worker-restart 0
 test test-wide test-slow: export PYTHONDONTWRITEBYTECODE :=
 
-test: .venv/.test ## The tests: 6 to 7 minutes on 2 slow cores, once kernels are compiled.
+test: .venv/.test ## The tests: 8 minutes on 2 slow cores, once kernels are compiled.
 	@$(PYTEST) -m "not wide and not slow and not gpu" $(TEST_ARGS)
 
 test-wide: .venv/.test ## Wider spreads of cases and more whole processes; CI runs them besides.

@@ -5,7 +5,9 @@ A block begins with its first text, and stops when the next begins.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 from control_plane.http.answers import Piece
@@ -91,11 +93,17 @@ class ThinkingBlock(Block):
 
 
 class ToolUseBlock(Block):
-    """A tool that the model calls; its text is the JSON of the input."""
+    """A tool that the model calls; its text is the JSON of the input.
 
-    def __init__(self, index: int, call_id: str, name: str) -> None:
+    `is_eager`: that is told as it comes, though it may never become JSON. Else it is told at the
+    end, and is an object then, as the value has it: clients raise on what they cannot parse, and
+    take the beginning of an input for all of it.
+    """
+
+    def __init__(self, index: int, call_id: str, name: str, *, is_eager: bool) -> None:
         super().__init__(index)
         self._call_id, self._name = call_id, name
+        self._is_eager = is_eager
 
     def value(self) -> dict[str, Any]:
         """Return the call; what is no object stands in one, so that nothing of it is lost."""
@@ -107,6 +115,21 @@ class ToolUseBlock(Block):
             "input": {INVALID_JSON: given} if isinstance(given, str) else given,
         }
 
+    def add(self, text: str) -> list[Event]:
+        """Take the next text."""
+        events = super().add(text)
+        return events if self._is_eager else []
+
+    def end(self) -> list[Event]:
+        """Return the input, if it was not told, and the last event."""
+        text = self._text
+        if self._is_eager or not text:
+            return super().end()
+        if isinstance(call_arguments(text), str):
+            text = json.dumps({INVALID_JSON: text}, ensure_ascii=False)
+        delta = self._event("content_block_delta", delta=self._delta(text))
+        return [delta, *super().end()]
+
     def _delta(self, text: str) -> dict[str, str]:
         return {"type": "input_json_delta", "partial_json": text}
 
@@ -115,12 +138,19 @@ class Blocks:
     """The blocks of one answer, made of its text. `reader`: None: all of it is one text.
 
     `signature`: of what the model thinks; `omits_thinking`: blocks of it are to have no text.
+    `eager`: the names of tools whose input is told as it comes.
     """
 
     def __init__(
-        self, reader: AnswerReader | None, *, signature: str, omits_thinking: bool
+        self,
+        reader: AnswerReader | None,
+        *,
+        signature: str,
+        omits_thinking: bool,
+        eager: Collection[str],
     ) -> None:
         self._runs = Runs(reader)
+        self._eager = eager
         self._signature, self._omits_thinking = signature, omits_thinking
         self._blocks: list[Block] = []
 
@@ -165,7 +195,8 @@ class Blocks:
     def _block(self, run: Run) -> Block:
         index = len(self._blocks)
         if isinstance(run.part, CallPiece):
-            return ToolUseBlock(index, run.call_id, run.part.name or "")
+            name = run.part.name or ""
+            return ToolUseBlock(index, run.call_id, name, is_eager=name in self._eager)
         if isinstance(run.part, Thought):
             return ThinkingBlock(index, self._signature, is_omitted=self._omits_thinking)
         return TextBlock(index)

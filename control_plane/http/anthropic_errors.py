@@ -18,6 +18,8 @@ from control_plane.http.request_id import current_request_id
 MESSAGES_PATH: Final = "/v1/messages"
 COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
 
+TOO_LONG: Final = "context_length_exceeded"
+
 _TYPES: Final = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -71,7 +73,9 @@ def anthropic_error(failure: HttpFailure, request_id: str) -> dict[str, object]:
     """Spell a failure as Anthropic does."""
     fallback = INVALID_REQUEST if failure.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
     message, param = failure.error["message"] or "", failure.error["param"]
-    if param is not None and param not in message:
+    if failure.error["code"] == TOO_LONG and param != "max_tokens":
+        message = f"prompt is too long: {message}"  # upon which its clients shorten it
+    elif param is not None and param not in message:
         message = f"{param}: {message}"
     told = {
         "type": _TYPES.get(HTTPStatus(failure.status), fallback),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, JsonValue, Tag, model_validator
@@ -149,6 +152,8 @@ class AssistantMessage(Wire):
 
     @model_validator(mode="after")
     def _check_calls(self) -> Self:
+        if isinstance(self.content, str):
+            return self
         num_calls = sum(isinstance(block, ToolUseBlock) for block in self.content)
         if num_calls > MAX_TOOL_CALLS:
             raise wrong(
@@ -194,13 +199,13 @@ def plain_conversation(
     told = content_text(system)
     if told:
         found.append({"role": "system", "content": told})
-    for message in messages:
-        for plain in _PLAIN[message.role](message):
-            before = found[-1] if found else {}
-            if plain["role"] == before.get("role") == "user":
-                before["content"] = f"{before['content']}\n\n{plain['content']}"
-            else:
-                found.append(plain)
+    plain = (one for message in messages for one in _PLAIN[message.role](message))
+    for role, run in groupby(plain, itemgetter("role")):
+        if role == "user":
+            said = "\n\n".join(str(one["content"]) for one in run)
+            found.append({"role": "user", "content": said})
+        else:
+            found += run
     return found
 
 
@@ -226,24 +231,51 @@ def _of_user(message: UserMessage) -> Iterator[dict[str, object]]:
         yield {"role": "user", "content": content_text(texts)}
 
 
+@dataclass
+class _Turn:
+    """One of the messages of an assistant's."""
+
+    thoughts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def says_something(self) -> bool:
+        return any(self.texts) or bool(self.calls)
+
+    def plain(self) -> dict[str, object]:
+        plain: dict[str, object] = {"role": "assistant", "content": "".join(self.texts)}
+        if self.thoughts:
+            plain["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            plain["tool_calls"] = self.calls
+        return plain
+
+
 def _of_assistant(message: AssistantMessage) -> Iterator[dict[str, object]]:
-    """Yield one message, or several: what is thought behind other things begins another."""
+    """Yield one message, or several: what is thought behind other things begins another.
+
+    What was thought last, with nothing said or called behind it, is told of only where it is all:
+    it would stand between calls and their results.
+    """
     if isinstance(message.content, str):
         yield {"role": "assistant", "content": message.content}
         return
-    turn: dict[str, Any] = {"role": "assistant", "content": ""}
+    turns = [_Turn()]
     for block in message.content:
         if isinstance(block, ThinkingBlock):
-            if turn["content"] or "tool_calls" in turn:
-                yield turn
-                turn = {"role": "assistant", "content": ""}
-            if block.thinking:
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + block.thinking
+            if not block.thinking:
+                continue
+            if turns[-1].says_something:
+                turns.append(_Turn())
+            turns[-1].thoughts.append(block.thinking)
         elif isinstance(block, TextBlock):
-            turn["content"] += block.text
+            turns[-1].texts.append(block.text)
         elif isinstance(block, ToolUseBlock):
-            turn.setdefault("tool_calls", []).append(plain_call(block.id, block))
-    yield turn
+            turns[-1].calls.append(plain_call(block.id, block))
+    if len(turns) > 1 and not turns[-1].says_something:
+        turns.pop()
+    yield from (turn.plain() for turn in turns)
 
 
 _PLAIN: Final[dict[str, Callable[[Any], Iterator[dict[str, object]]]]] = {

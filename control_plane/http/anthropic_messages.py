@@ -29,6 +29,7 @@ from planes.errors import EngineError
 
 NAMES: Final = {
     **FIELD_NAMES,
+    "continue_final_message": "messages",
     "prompt": "messages",
     "stop": "stop_sequences",
     "strict": "tools",
@@ -50,6 +51,7 @@ async def answer_message(
     choice, tools = request.calls, request.conversation[1]
     params = await calls_in_params(params, choice, tools, prompt.answer, "tools[{}].input_schema")
     del tools
+    eager = request.eager_tools
     request.forget()
     async with answers_to(
         engine.frontend,
@@ -60,7 +62,12 @@ async def answer_message(
         form=text_form_of(prompt.answer, params, is_single=choice.is_single),
     ) as answers:
         reader = reader_of(engine, prompt, answers, is_single=choice.is_single)
-        blocks = Blocks(reader, signature=request_id, omits_thinking=request.omits_thinking)
+        blocks = Blocks(
+            reader,
+            signature=request_id,
+            omits_thinking=request.omits_thinking,
+            eager=eager,
+        )
         has_room = answers.prompt_of(0).params.max_tokens >= request.max_tokens
         draft = _Draft(f"msg_{request_id}", engine.model, blocks, has_room=has_room)
         if not request.stream:
@@ -167,8 +174,8 @@ class _Events:
         self._was_quiet = True
 
     async def send(self, *events: Event) -> None:
-        """Write events."""
-        self._was_quiet = False
+        """Write events, if there are any."""
+        self._was_quiet = self._was_quiet and not events
         for event in events:
             told: object = event
             if "delta" not in event:  # those are many, and most of them short

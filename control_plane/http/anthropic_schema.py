@@ -23,7 +23,7 @@ from control_plane.http.errors import THREAD_UNSUPPORTED
 from control_plane.http.fields import (
     MAX_TOKENS,
     Conversation,
-    Metadata,
+    MessageMetadata,
     SamplingFields,
     StopText,
     TemplateKwargs,
@@ -69,11 +69,17 @@ class OutputConfig(Wire):
     format: SchemaFormat | None = None
 
 
+class KeepAll(Wire):
+    """The same as the word."""
+
+    type: Literal["all"]
+
+
 class KeptThinking(Wire):
     """An edit that changes nothing: what was thought stays."""
 
     type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"]
+    keep: Literal["all"] | KeepAll
 
 
 class ContextManagement(Wire):
@@ -176,7 +182,7 @@ class MessageRequest(SamplingFields, CountRequest):
         None, alias="stop_sequences", max_length=MAX_STOP_STRINGS
     )
     stream: bool | None = None
-    metadata: Metadata | None = Field(None, description="taken, changes nothing")
+    metadata: MessageMetadata | None = Field(None, description="taken, changes nothing")
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="there is one")
 
     @model_validator(mode="after")
@@ -194,6 +200,11 @@ class MessageRequest(SamplingFields, CountRequest):
     def structure(self) -> StructuredOutputs | None:
         """What an answer must be."""
         return self.form or super().structure
+
+    @property
+    def eager_tools(self) -> frozenset[str]:
+        """The names of tools whose input is wanted as it is written, whatever it becomes."""
+        return frozenset(tool.name for tool in self.tools or () if tool.eager_input_streaming)
 
     @property
     def omits_thinking(self) -> bool:

@@ -20,10 +20,13 @@ class CustomTool(FunctionDefinition):
     parameters: dict[str, JsonValue] = Field(alias="input_schema", description="JSON schema")
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = Field(
-        None, description="changes nothing: input is always streamed as it is written"
+        None,
+        description="true: input is streamed as it is written, and may become no JSON; else whole",
     )
     defer_loading: OnlyFalse | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], Field(fail_fast=True)] | None = Field(
+        None, max_length=16
+    )
 
 
 Tools: TypeAlias = Annotated[

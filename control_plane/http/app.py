@@ -182,4 +182,4 @@ async def _on_fault(request: Request, _error: Exception) -> Response:
 
 
 def _told(request: Request, failure: HttpFailure) -> Response:
-    return failure_response(failure, request.url.path)
+    return failure_response(failure, request.scope["path"])

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.access.keyring import Keyring
 from control_plane.access.principal import Principal, acting_as
+from control_plane.errors import TokenMissingError
 from control_plane.http.anthropic_errors import failure_response, is_anthropic
 from control_plane.http.errors import describe_error
 from control_plane.metrics.visits import note_error
@@ -59,4 +60,8 @@ class Doorman:
         keys = headers.getlist(API_KEY) if is_anthropic(path) else []
         if len(keys) == 1 and not shown:
             return self._keyring.holder_of(keys[0])
+        if is_anthropic(path) and not shown:
+            raise TokenMissingError(
+                f"this server wants a token: {API_KEY}: TOKEN, once, or Authorization: Bearer TOKEN"
+            )
         return self._keyring.authenticate(shown[0] if len(shown) == 1 else None)

@@ -101,13 +101,14 @@ LogitBias: TypeAlias = Annotated[
 ]
 
 
-Metadata: TypeAlias = Annotated[
-    dict[
-        Annotated[str, Field(max_length=MAX_METADATA_KEY)],
-        Annotated[str, Field(max_length=MAX_METADATA_VALUE)],
-    ],
-    Field(max_length=MAX_METADATA),
+_MetadataKey: TypeAlias = Annotated[str, Field(max_length=MAX_METADATA_KEY)]
+_MetadataValue: TypeAlias = Annotated[str, Field(max_length=MAX_METADATA_VALUE)]
+
+Metadata: TypeAlias = Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=MAX_METADATA)]
+MessageMetadata: TypeAlias = Annotated[
+    dict[_MetadataKey, _MetadataValue | None], Field(max_length=MAX_METADATA)
 ]
+"""Anthropic's, whose values may be null."""
 
 
 TemplateKwargs: TypeAlias = Annotated[

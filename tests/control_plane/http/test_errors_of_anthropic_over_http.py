@@ -82,7 +82,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "1"}
          "'context_management.edits[0].type'"),
         ({"min_tokens": 300}, "'min_tokens': min_tokens must be at most max_tokens (250), got 300"),
         ({"mcp_servers": []}, "Unknown or unsupported parameter: 'mcp_servers'."),
-        ({"messages": [{"role": "user", "content": "x" * 600}]}, "512"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "prompt is too long: the prompt"),
         ({"stream": 1}, "'stream': Input should be a valid boolean, got 1"),
     ],
 )  # fmt: skip
@@ -260,11 +260,11 @@ def test_a_token_may_come_as_anthropics_clients_show_it(on_loop, keyring, token)
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ([], "Authorization: Bearer TOKEN"),
+        ([], "x-api-key: TOKEN, once, or Authorization: Bearer TOKEN"),
         ([("x-api-key", "wrong")], "does not know this token"),
         ([("x-api-key", "")], "1 to 512 characters, got 0"),
         ([("x-api-key", "x" * 513)], "1 to 512 characters, got 513"),
-        ([("x-api-key", "x"), ("x-api-key", "y")], "Authorization: Bearer TOKEN"),
+        ([("x-api-key", "x"), ("x-api-key", "y")], "x-api-key: TOKEN, once"),
         ([("Authorization", "Bearer wrong")], "does not know this token"),
     ],
 )

@@ -72,14 +72,19 @@ def test_a_stream_of_blocks_equals_the_whole(on_loop, template, says):
     on_loop(test, template=template, max_model_len=ROOM)
 
 
-def test_input_is_streamed_while_it_is_written(on_loop):
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_input_is_streamed_while_it_is_written_if_that_is_wanted_or_else_whole(on_loop, is_eager):
     async def test(served):
         served.engine.says = [CALL]
-        events = await served.events(PATH, asked(tools=TOOLS))
+        tools = [{**WEATHER, "eager_input_streaming": is_eager}, NOW]
+        events = await served.events(PATH, asked(tools=tools))
         start = next(data for name, data in events if name == "content_block_start")
         assert start["content_block"]["input"] == {}
         deltas = [data["delta"] for name, data in events if name == "content_block_delta"]
-        assert [delta["type"] for delta in deltas] == ["input_json_delta"] * len('{"town": "Köln"}')
+        text = '{"town": "Köln"}'
+        assert [delta["type"] for delta in deltas] == ["input_json_delta"] * len(deltas)
+        told_at_once = [*text] if is_eager else [text]
+        assert [delta["partial_json"] for delta in deltas] == told_at_once
 
     on_loop(test, template=QWEN, max_model_len=ROOM)
 
@@ -180,7 +185,9 @@ def test_what_is_no_object_stands_in_one_and_comes_back_to_the_model_as_it_was(
         said = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}'
         closed = said + "}\n</tool_call>" if length > len(said) else said + "x" * 99
         served.engine.says = [closed]
-        answer = await message(served, tools=TOOLS, max_tokens=min(length, len(closed.encode())))
+        fields = {"tools": TOOLS, "max_tokens": min(length, len(closed.encode()))}
+        answer = await message(served, **fields)
+        assert without_ids(await told(served, **fields)) == without_ids(answer)
         ((name, given),) = calls_of(answer)
         assert (name, list(given)) == ("weather", ["INVALID_JSON"])
         assert given["INVALID_JSON"].startswith(arguments[:10])
@@ -192,6 +199,17 @@ def test_what_is_no_object_stands_in_one_and_comes_back_to_the_model_as_it_was(
         ]  # fmt: skip
         seen = await prompt(served, tools=TOOLS, messages=handed_back)
         assert f'"arguments": {given["INVALID_JSON"]}}}' in seen
+
+    on_loop(test, template=QWEN, max_model_len=ROOM)
+
+
+def test_what_is_told_eagerly_is_what_was_written_whatever_it_is(on_loop):
+    async def test(served):
+        served.engine.says = [CALL.replace('"Köln"', "Köln")]
+        tools = [{**WEATHER, "eager_input_streaming": True}]
+        events = await served.events(PATH, asked(tools=tools))
+        deltas = [data["delta"] for name, data in events if name == "content_block_delta"]
+        assert "".join(delta["partial_json"] for delta in deltas) == '{"town": Köln}'
 
     on_loop(test, template=QWEN, max_model_len=ROOM)
 
@@ -216,6 +234,15 @@ def test_what_is_said_behind_a_call_in_channels_is_no_part_of_it(on_loop):
         for answer in (await message(served, tools=TOOLS), await told(served, tools=TOOLS)):
             call, thought = answer["content"]
             assert (call["input"], thought["thinking"]) == ({"x": 1}, "Rain?")
+        # Handed back, it does not stand between the call and its result.
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "rain"}
+        turns = [
+            {"role": "assistant", "content": answer["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        seen = await prompt(served, tools=TOOLS, messages=[*HI, *turns])
+        without = [{**turns[0], "content": answer["content"][:1]}, turns[1]]
+        assert seen == await prompt(served, tools=TOOLS, messages=[*HI, *without])
 
     on_loop(test, template=HARMONY, max_model_len=1000)
 

@@ -199,13 +199,17 @@ def test_an_answer_keeps_to_the_schema_of_its_format(on_loop):
 
 
 def test_what_anthropics_clients_send_besides_changes_nothing(on_loop):
+    everything = {"type": "all"}
+
     async def test(served):
         plain = without_ids(await message(served))
         cached = {"type": "ephemeral", "ttl": "1h"}
         fields = asked(
             messages=[user(text("Hi", cache_control=cached, citations=None))],
-            metadata={"user_id": "me"}, service_tier="auto", cache_control=cached,
-            context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            metadata={"user_id": "me", "other": None}, service_tier="auto", cache_control=cached,
+            context_management={"edits": [
+                {"type": "clear_thinking_20251015", "keep": kept} for kept in ("all", everything)
+            ]},
             container=None, speed="standard",
         )  # fmt: skip
         headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2025-01-01,b"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from control_plane.http import anthropic_messages
 from tests.control_plane.http.anthropic_calls import (
     HI,
     PATH,
@@ -72,6 +73,22 @@ def test_thinking_that_is_omitted_has_no_text(on_loop):
     on_loop(test, template=QWEN)
 
 
+def test_a_stream_is_pinged_while_what_comes_is_omitted(on_loop, monkeypatch):
+    monkeypatch.setattr(anthropic_messages, "PING_AFTER_S", 0.01)
+
+    async def test(served):
+        served.engine.says = [f"<think>{'Rain? ' * 9}"]
+        served.engine.hold = 9
+        served.hub._loop.call_later(0.1, served.engine.go.set)
+        fields = {"thinking": {"type": "adaptive", "display": "omitted"}}
+        kinds = [name for name, _ in await served.events(PATH, asked(**fields, max_tokens=40))]
+        first = kinds.index("content_block_start")
+        assert kinds[first + 1 : first + 4] == ["ping"] * 3
+        assert kinds[-1] == "message_stop"
+
+    on_loop(test, template=QWEN)
+
+
 def test_thinking_between_texts_is_a_block_between_them(on_loop):
     following = "<|end|><|start|>assistant<|channel|>"
     text = (
@@ -113,6 +130,24 @@ def test_what_was_thought_is_handed_back_to_templates_that_read_it(on_loop):
             served, messages=conversation, tools=[{"name": "f", "input_schema": {}}]
         )
         assert seen.index("<tool_call>\n{") < seen.index("<think>\nRain?\n</think>\n\nSo.")
+
+    on_loop(test, template=QWEN, max_model_len=2000)
+
+
+def test_thinking_without_text_changes_nothing_when_it_is_handed_back(on_loop):
+    omitted = {"type": "thinking", "thinking": "", "signature": "x"}
+    first, second = {"type": "text", "text": "Hm."}, {"type": "text", "text": " So."}
+
+    async def test(served):
+        def turn(*blocks: dict) -> list[dict]:
+            return [*HI, {"role": "assistant", "content": list(blocks)}, *HI]
+
+        seen = await prompt(served, messages=turn(omitted, first, omitted, second, omitted))
+        assert seen == await prompt(served, messages=turn(first, second))
+        going_on = turn(first, omitted)[:-1]
+        assert await prompt(served, messages=going_on) == await prompt(
+            served, messages=turn(first)[:-1]
+        )
 
     on_loop(test, template=QWEN, max_model_len=2000)
 
