@@ -209,6 +209,22 @@ def plain_conversation(
     return found
 
 
+def with_results_joined(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Return a conversation in which what the user says behind a tool's result is a part of it.
+
+    For templates in which user and assistant must take turns, whatever tools say between.
+    """
+    found: list[dict[str, object]] = []
+    for message in messages:
+        before = found[-1] if found else {}
+        if message["role"] == "user" and before.get("role") == "tool":
+            joined = f"{before['content']}\n\n{message['content']}"
+            found[-1] = {**before, "content": joined}
+        else:
+            found.append(message)
+    return found
+
+
 def _of_system(message: SystemMessage) -> Iterator[dict[str, object]]:
     yield {"role": "system", "content": content_text(message.content)}
 

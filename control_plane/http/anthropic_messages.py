@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Final
 
 from control_plane.api.forced_calls import calls_in_params
@@ -13,6 +14,7 @@ from control_plane.engine.frontend import ChatPrompt
 from control_plane.http.answers import Piece, answers_to
 from control_plane.http.anthropic_blocks import Blocks, Event
 from control_plane.http.anthropic_errors import anthropic_error
+from control_plane.http.anthropic_input import with_results_joined
 from control_plane.http.anthropic_schema import CountRequest, MessageRequest
 from control_plane.http.backend import LoadedEngine
 from control_plane.http.errors import describe_error
@@ -25,7 +27,7 @@ from control_plane.http.usage import TokenCounts, message_usage
 from control_plane.metrics.visits import note_error
 from control_plane.text.answers.text_form import text_form_of
 from planes.default_int import DefaultInt
-from planes.errors import EngineError
+from planes.errors import EngineError, TokenizationError
 
 NAMES: Final = {
     **FIELD_NAMES,
@@ -106,9 +108,23 @@ async def count_tokens(engine: LoadedEngine, request: CountRequest) -> int:
 
 
 async def _prompt_of(engine: LoadedEngine, request: CountRequest) -> ChatPrompt:
-    return await engine.frontend.apply_chat_template(
-        *request.conversation, continue_final_message=request.goes_on, thinking=request.wish
+    """Return the prompt. A template may refuse text behind results: then they are one."""
+    messages, tools, variables = request.conversation
+    render = partial(
+        engine.frontend.apply_chat_template,
+        tools=tools,
+        chat_template_kwargs=variables,
+        continue_final_message=request.goes_on,
+        thinking=request.wish,
     )
+    try:
+        return await render(messages)
+    except TokenizationError:
+        joined = with_results_joined(messages)
+        if len(joined) < len(messages):
+            with contextlib.suppress(TokenizationError):
+                return await render(joined)
+        raise
 
 
 class _Draft:

@@ -175,6 +175,25 @@ def test_calls_and_their_results_are_told_to_the_model(on_loop):
     on_loop(test, template=QWEN, max_model_len=ROOM)
 
 
+def test_a_template_that_refuses_text_behind_results_is_told_both_as_one(on_loop):
+    async def test(served):
+        call = {"type": "tool_use", "id": "abcdef123", "name": "weather", "input": {"kind": "sun"}}
+        result = {"type": "tool_result", "tool_use_id": "abcdef123", "content": "It shines."}
+        turns = [
+            *HI,
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+        ]
+        seen = await prompt(served, tools=TOOLS, messages=turns)
+        assert "It shines.\n\nAnd now?" in seen
+        # What is wrong for another reason is refused with that.
+        turns.insert(0, {"role": "assistant", "content": "Hm."})
+        response = await served.post(PATH, asked(tools=TOOLS, messages=turns))
+        assert "alternate" in error_of(response)["message"]
+
+    on_loop(test, template=MISTRAL, max_model_len=ROOM)
+
+
 @pytest.mark.parametrize(
     ("arguments", "length"), [('{"town": Köln}', 250), ('{"town": "Köln", "kind": "ra', 60)]
 )
