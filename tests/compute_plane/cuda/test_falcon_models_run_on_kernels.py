@@ -54,7 +54,7 @@ def check(kind: str, formats: Formats, dtype: str) -> list[str]:
     return [name for name, _ in launcher.launched]
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_model_says_what_the_reference_operations_say(kind: str) -> None:
     launched = check(kind, {}, "bfloat16")

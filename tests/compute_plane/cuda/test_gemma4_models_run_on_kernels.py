@@ -53,8 +53,13 @@ OF_HEADS = {
 }
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("kind", ["inputs", "experts"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("experts", marks=pytest.mark.wide),
+        pytest.param("inputs", marks=pytest.mark.slow),  # six minutes
+    ],
+)
 def test_a_model_says_what_the_reference_operations_say(kind: str) -> None:
     launched = check(small(kind), {}, "bfloat16")
     expected = OF_HEADS | {"cap_logits", "rms_norm_add_normed_scaled_bfloat16_e32"}

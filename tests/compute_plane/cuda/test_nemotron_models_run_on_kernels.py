@@ -43,8 +43,13 @@ def check(kind: str, formats: Formats, dtype: str) -> list[str]:
     return [name for name, _ in launcher.launched]
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("dense", marks=pytest.mark.wide),
+        pytest.param("experts", marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_says_what_the_reference_operations_say(kind: str) -> None:
     launched = check(kind, {}, "bfloat16")
     assert "relu2_bfloat16" in launched
