@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from compute_plane.adapter_sources import AdapterSource
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.device import choose_placement, describe_device
 from compute_plane.drafting import build_drafter, check_draft_model
@@ -28,6 +29,8 @@ from compute_plane.facts import (
     PlaneFacts,
     software_version,
 )
+from compute_plane.model.adapter import Adapter
+from compute_plane.model.adapter_files import load_adapter
 from compute_plane.model.loader import LoadedModel, load_model
 from compute_plane.model.source import ModelLocation, locate_model
 from compute_plane.rpc.server import PlaneServer, check_address
@@ -80,6 +83,7 @@ class ComputePlane:
         if draft is not None:
             check_draft_model(draft, model)
         spec = simulated.SPEC if model is None else model.spec
+        adapters = _load_adapters(config.adapter_sources, model)
         num_threads = config.effective_num_threads
         context = ExecutorContext(
             spec=spec,
@@ -100,6 +104,7 @@ class ComputePlane:
             fills_memory=config.fills_memory_of(placement.pool_device),
             gpu_memory_utilization=config.gpu_memory_utilization,
             gpu_memory_limit=config.gpu_memory_limit_bytes,
+            adapters=adapters,
         )
         built = build(placement.executor, context)
         if built.context_length is not None:
@@ -116,6 +121,7 @@ class ComputePlane:
             embedding_size=spec.hidden_size if built.gives_embeddings else 0,
             num_states=built.num_states,
             has_draft_model=draft is not None,
+            num_adapters=len(adapters),
         )
         self._executors = [built]
         drafter = None
@@ -149,6 +155,7 @@ class ComputePlane:
                 if isinstance(built.executor, PipelinedExecutor)
                 else BATCHES_IN_TURN
             ),
+            adapters=adapters,
         )
         self._sessions = SessionLedger()
         self._device = DeviceThread(
@@ -161,6 +168,7 @@ class ComputePlane:
             "loaded",
             model=spec.name,
             draft_model=None if draft is None else draft.spec.name,
+            adapters=[adapter.name for adapter in adapters],
             weight_format=spec.weight_format,
             executor=facts.executor,
             device=facts.device.name,
@@ -222,6 +230,19 @@ def _load_draft(reference: str, config: ComputePlaneConfig) -> LoadedModel:
         return _load_model(reference, config)
     except ConfigError as error:
         raise ConfigError(f"draft_model: {error.message}", field="draft_model") from error
+
+
+def _load_adapters(
+    sources: tuple[AdapterSource, ...], model: LoadedModel | None
+) -> tuple[Adapter, ...]:
+    """Read the adapters of a model; without one they have a name alone."""
+    name = simulated.SPEC.name if model is None else model.spec.name
+    for source in sources:
+        if source.name == name:
+            raise ConfigError(f"lora: the model itself is called {name!r}", field="lora")
+    if model is None:
+        return tuple(Adapter(source.name, {}) for source in sources)
+    return tuple(load_adapter(source.name, source.path, model) for source in sources)
 
 
 def _assets(model: LoadedModel, context_length: int) -> PlaneAssets:

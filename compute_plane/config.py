@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from compute_plane.adapter_sources import AdapterSource, adapter_sources
 from planes.address import Address, parse_address
 from planes.default_int import DefaultInt
 from planes.errors import ConfigError
@@ -75,6 +76,11 @@ class ComputePlaneConfig:
         help="how likely all tokens must be right that the draft model guesses at once",
         minimum=0,
         maximum=1,
+    )
+    lora: str | None = setting(
+        None,
+        help="adapters that requests may name as their model: NAME=PATH of a PEFT directory or a "
+        "GGUF file, several with commas between them",
     )
     executor: str = setting(
         "auto",
@@ -196,6 +202,11 @@ class ComputePlaneConfig:
             )
         if self.draft_model is not None:
             self._check_draft_model()
+        if self.adapter_sources and self.gpu_memory_limit is not None:
+            raise ConfigError(
+                "lora and gpu_memory_limit exclude each other: layers on the host take no adapters",
+                field="lora",
+            )
 
     def _check_draft_model(self) -> None:
         """Refuse what shares out memory without knowing of a second model."""
@@ -219,6 +230,11 @@ class ComputePlaneConfig:
     def listen_address(self) -> Address:
         """Where this plane listens."""
         return parse_address(self.listen, key="listen")
+
+    @property
+    def adapter_sources(self) -> tuple[AdapterSource, ...]:
+        """Adapters by name and path."""
+        return adapter_sources(self.lora)
 
     @property
     def tls_files(self) -> ServerFiles | None:

@@ -56,6 +56,7 @@ def build_drafter(
                 max_tokens=MAX_TOKENS,
                 max_rows=MOST_ROWS,
                 swap_bytes=0,
+                adapters=(),
                 promised_bytes=beside.kv_pool_bytes + context.swap_bytes,
             )
         )

@@ -216,7 +216,7 @@ class ControlPlane:
                 answer_formats=formats,
                 max_unread_tokens=self._config.max_unread_tokens,
                 on_drain=self._tell_health,
-                watch=self._instruments.watch(connected.plane.model),
+                watch=self._instruments.watch(*connected.plane.models),
                 pooling=self._config.pooling,
                 text_end=connected.text_end,
             )

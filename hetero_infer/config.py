@@ -87,6 +87,7 @@ class EngineConfig(SchedulingLimits):
     model: str = as_in(ComputePlaneConfig, "model")
     draft_model: str | None = as_in(ComputePlaneConfig, "draft_model")
     draft_p_min: float = as_in(ComputePlaneConfig, "draft_p_min")
+    lora: str | None = as_in(ComputePlaneConfig, "lora")
     dtype: str = as_in(ComputePlaneConfig, "dtype")
     kv_cache_dtype: str = as_in(ComputePlaneConfig, "kv_cache_dtype")
     instruction_set: str = as_in(ComputePlaneConfig, "instruction_set")

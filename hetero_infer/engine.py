@@ -101,7 +101,7 @@ class InferenceEngine:
             )
             resources.callback(self._client.shut_down)
             connected = self._connect(tokenizer)
-            self._tokenizer = connected.tokenizer
+            self._plane, self._tokenizer = connected.plane, connected.tokenizer
             self._admission = connected.make_admission()
             self._desk = EmbeddingDesk(
                 self._admission, connected.plane, text_end=connected.text_end,
@@ -161,15 +161,16 @@ class InferenceEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        model: str = "",
     ) -> int:
         """Take a prompt, text or token ids, and return the request's id; nothing is computed yet.
 
         `priority`: lower ones are served first. `cache_salt`: only requests of the same salt share
-        cached prompts.
+        cached prompts. `model`: the one that is loaded or an adapter of it; empty: the former.
 
-        Raises ValidationError or TokenizationError for what is wrong with it, MemoryError if the
-        block pool could not hold it even alone, SchedulerError when `max_queued_requests` wait
-        already. What is refused is in no count.
+        Raises ValidationError, ModelNotFoundError or TokenizationError for what is wrong with it,
+        MemoryError if the block pool could not hold it even alone, SchedulerError when
+        `max_queued_requests` wait already. What is refused is in no count.
         """
         self._check_open()
         params = GenerationParams() if params is None else params
@@ -184,12 +185,13 @@ class InferenceEngine:
                 f"{num_waiting} requests wait, at most max_queued_requests "
                 f"({self._config.max_queued_requests}) may; run some first"
             )
+        adapter = self._plane.adapter_of(model or self._plane.model)
         token_ids = self._admission.tokenize(prompt) if isinstance(prompt, str) else prompt
         request = self._admission.make_request(
             token_ids,
             params,
             arrival_time=time.monotonic(),
-            options=RequestOptions(priority=priority, cache_salt=cache_salt),
+            options=RequestOptions(priority, cache_salt, adapter=adapter),
         )
         if params.structured_outputs is not None:
             request.constraints = self._grammars.constrain(request).result()
@@ -208,19 +210,21 @@ class InferenceEngine:
         normalize: bool = True,
         priority: int = 0,
         cache_salt: str = "",
+        model: str = "",
     ) -> list[TextEmbedding]:
         """Return an embedding of each input, text or token ids, in their order.
 
         `dimensions`: the first so many numbers; None: all. `normalize`: to a length of 1.
-        `priority`, `cache_salt`: as of `submit_request`. Runs the engine; what ends meanwhile of
-        requests that were submitted comes with the next `step` or `run`.
+        The others as of `submit_request`. Runs the engine; what ends meanwhile of requests that
+        were submitted comes with the next `step` or `run`.
 
         Raises as `submit_request`, RequestFailedError, and as `run`.
         """
         self._check_open()
         params, desk, given = EmbeddingParams(dimensions, normalize), self._desk, inputs_of(inputs)
         desk.check(given, params)
-        options = RequestOptions(priority=priority, cache_salt=cache_salt)
+        adapter = self._plane.adapter_of(model or self._plane.model)
+        options = RequestOptions(priority, cache_salt, adapter=adapter)
         requests = desk.make_requests(desk.tokens_of(given), options, arrival_time=time.monotonic())
         # No more than may wait: none is refused because of the others.
         most = min(MAX_AT_ONCE, self._config.max_queued_requests)

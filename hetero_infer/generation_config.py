@@ -232,6 +232,9 @@ class GenerationConfig:
     cache_salt: str | None = setting(
         None, help="share cached prompts only with requests of the same salt"
     )
+    adapter: str | None = setting(
+        None, help="adapter that computes it, by its name in --lora; default: none", metavar="NAME"
+    )
 
     json_schema: str | None = setting(
         None,

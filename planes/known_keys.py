@@ -14,6 +14,7 @@ COMPUTE_PLANE_KEYS: Final = frozenset(
         "cuda_graph",
         "device",
         "draft_model",
+        "lora",
         "draft_p_min",
         "dtype",
         "executor",
@@ -78,6 +79,7 @@ CONTROL_PLANE_KEYS: Final = frozenset(
 
 FRONT_DOOR_KEYS: Final = frozenset(
     {
+        "adapter",
         "beam_width",
         "cache_salt",
         "config",

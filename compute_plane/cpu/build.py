@@ -37,13 +37,14 @@ log = structlog.get_logger()
 class CpuLayers:
     """The layers of a model on the CPU engine, the last ones if not all.
 
-    `room`: for states, where layers have any.
+    `room`: for states, where layers have any. `adapter_bytes`: of adapters.
     """
 
     executor: CpuExecutor
     weights: PackedWeights
     kv_pool: KvPool
     room: StateRoom | None
+    adapter_bytes: int = 0
 
     @property
     def numerics_id(self) -> str:
@@ -65,7 +66,7 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
         executor,
         layers.numerics_id,
         kv_pool_bytes=layers.kv_pool.num_bytes,
-        weights_bytes=weights.num_bytes,
+        weights_bytes=weights.num_bytes + layers.adapter_bytes,
         preferred_prefill_chunk=chosen_prefill_chunk(),
         num_host_blocks=len(layers.kv_pool.host),
         num_blocks=layers.kv_pool.num_blocks,
@@ -99,6 +100,7 @@ def build_cpu_layers(
     prepare_kernel_cache(context.kernel_cache, notices)
     # Kernels are made for the instruction set when they are imported.
     from compute_plane.cpu.executor import CpuExecutor
+    from compute_plane.cpu.packed_adapters import pack_adapters
     from compute_plane.cpu.packed_weights import pack_weights
     from compute_plane.memory.kv_pool import KvPool, pool_layout
     from compute_plane.memory.state_pool import make_states, room_for_states
@@ -117,6 +119,9 @@ def build_cpu_layers(
         num_threads=context.num_threads,
         first_layer=first_layer,
     )
+    adapters = None
+    if context.adapters:
+        adapters = pack_adapters(context.adapters, weights.parts, context.dtype)
     memory = host_memory()
     if memory is not None:
         memory = replace(memory, free_bytes=max(0, memory.free_bytes - context.promised_bytes))
@@ -141,6 +146,7 @@ def build_cpu_layers(
         max_tokens=context.max_tokens,
         keep_logits=context.keep_logits,
         states=states,
+        adapters=adapters,
     )
     notices.sum_up()
     log.info(
@@ -157,4 +163,5 @@ def build_cpu_layers(
             num_states=room.num_states,
             state_bytes=states.state_bytes,
         )
-    return CpuLayers(executor, weights, kv_pool, room)
+    adapter_bytes = 0 if adapters is None else adapters.num_bytes
+    return CpuLayers(executor, weights, kv_pool, room, adapter_bytes)

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.cpu.adapter_runs import adapter_runs
 from compute_plane.cpu.sample_records import SampleRecords
 from compute_plane.cpu.state_rows import NO_ROWS, state_rows
 from compute_plane.cpu.step_headers import PieceArrays, StepHeaders
@@ -54,7 +55,8 @@ class _Run:
         self.out_tokens = every[: len(batch.query_lens)]
         self.all_are_sampled = bool(np.array_equal(batch.sampled_rows, self.out_tokens))
         self.items = attention_items(batch.query_lens, group)
-        self.states = batch.states
+        self.states, self.adapters = batch.states, batch.adapters
+        self.adapter_runs = adapter_runs(batch.adapters)
         self._plain: Samples | None = None
         self._are_plain = _are_plain(keys)
 
@@ -75,6 +77,7 @@ class _Run:
         return (
             batch.query_lens is self.query_lens
             and batch.states is self.states
+            and batch.adapters is self.adapters
             and batch.sampled_rows is self.sampled_rows
             and keys is self.keys
             and not (self.query_lens.flags.writeable or self.sampled_rows.flags.writeable)
@@ -135,6 +138,8 @@ class CpuDecodeSteps:
             return None
         if self._shape.num_states and not _go_on(batch, self._shape.num_states):
             return None
+        if len(batch.adapters) and not _are_adapters(batch, self._shape.num_adapters):
+            return None
         if self._tells_prompts_apart and (batch.positions < batch.prompt_lens).any():
             return None
         run = self._run
@@ -173,6 +178,7 @@ class CpuDecodeSteps:
             items,
             merges,
             self._state_rows(batch, num_rows),
+            adapter_runs=run.adapter_runs,
         )
         self._headers.describe_tokens(TOKENS_HEADER, 0, self._described, self._chunk_heads)
 
@@ -192,6 +198,16 @@ def _go_on(batch: ExecutionBatch, num_states: int) -> bool:
         and not (batch.positions == 0).any()
         and int(states.view(np.uint32).max()) < num_states
         and len(set(states.tolist())) == len(states)
+    )
+
+
+def _are_adapters(batch: ExecutionBatch, num_adapters: int) -> bool:
+    """Whether every row has an adapter that there is, or none."""
+    adapters = batch.adapters
+    return (
+        adapters.shape == batch.query_lens.shape
+        and adapters.dtype == np.int32
+        and int(adapters.view(np.uint32).max()) <= num_adapters
     )
 
 

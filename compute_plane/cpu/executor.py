@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.cpu.adapter_runs import NO_RUNS, adapter_runs
 from compute_plane.cpu.decode_steps import CpuDecodeSteps
 from compute_plane.cpu.late_tokens import LateTokens, late_tokens
 from compute_plane.cpu.latent_records import chunk_heads, largest_group, work_heads
@@ -53,6 +54,7 @@ from kernels.cpu.sample_record import SAMPLE_WORDS, sampling_scratch_bytes
 from planes.errors import ValidationError
 
 if TYPE_CHECKING:
+    from compute_plane.cpu.packed_adapters import PackedAdapters
     from compute_plane.cpu.packed_layers import PackedWeights
     from compute_plane.memory.kv_pool import KvPool
     from compute_plane.memory.state_pool import StatePool
@@ -99,7 +101,8 @@ class CpuExecutor:
 
     `weights`, `kv_pool`: of `spec`'s heads, and of all its layers or its last ones. `max_tokens`:
     of one batch. `keep_logits`: return the sampled rows' logits, for tests and tools. `states`: of
-    the same layers, if some have states. Not thread-safe: one thread, the device thread, calls it.
+    the same layers, if some have states. `adapters`: that rows may be computed with. Not
+    thread-safe: one thread, the device thread, calls it.
     """
 
     def __init__(
@@ -112,8 +115,10 @@ class CpuExecutor:
         max_tokens: int = DEFAULT_MAX_TOKENS,
         keep_logits: bool = False,
         states: StatePool | None = None,
+        adapters: PackedAdapters | None = None,
     ) -> None:
         self._weights = weights
+        self._adapters = adapters
         self._pool = kv_pool
         self._copies = {
             CopyKind.WITHIN: kv_pool.copy_block,
@@ -124,11 +129,18 @@ class CpuExecutor:
         self._states = states
         num_states = 0 if states is None else states.num_states
         self._shape = PoolShape(
-            kv_pool.num_blocks, kv_pool.block_size, spec.vocab_size, len(kv_pool.host), num_states
+            kv_pool.num_blocks,
+            kv_pool.block_size,
+            spec.vocab_size,
+            len(kv_pool.host),
+            num_states,
+            0 if adapters is None else len(adapters.pairs),
         )
         self._max_tokens = max_tokens
         self._keep_logits = keep_logits
-        self._model = ModelTable(spec, weights, kv_pool, max_tokens=max_tokens, states=states)
+        self._model = ModelTable(
+            spec, weights, kv_pool, max_tokens=max_tokens, states=states, adapters=adapters
+        )
         operands = {
             LOGITS: self._model.ends.logits.ctypes.data,
             LOGITS_STRIDE: spec.vocab_size,
@@ -309,6 +321,9 @@ class CpuExecutor:
                     layout.token_rows[first:end], layout.positions[first:end], batch.states
                 ),
                 NONE_TAKEN if late is None else late.taken[first:end],
+                adapter_runs(batch.adapters[layout.token_rows[first:end]])
+                if len(batch.adapters)
+                else NO_RUNS,
             )
             shift = 0 if late is None else late.first
             self._headers.describe_tokens(index, shift + first, arrays, self._chunk_heads)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from compute_plane.cpu.adapter_records import AdapterRecords
 from compute_plane.cpu.expert_records import ExpertBuffers
 from compute_plane.cpu.hidden_reads import HiddenReads
 from compute_plane.cpu.layer_input_records import LayerInputRecords
@@ -50,6 +51,7 @@ from kernels.cpu.operation import StepWord
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from compute_plane.cpu.packed_adapters import PackedAdapters
     from compute_plane.cpu.packed_layers import (
         PackedLayer,
         PackedMatrix,
@@ -89,6 +91,7 @@ class ModelTable:
     the layers for pieces of prompt tokens, the same ones unless `tells_prompts_apart`. `late`: None
     where a state alone is the last that tokens leave. `ends`: what comes behind them. `hidden`:
     float32 [tokens, hidden], of all tokens of a step. `states`: of models with such layers.
+    `adapters`: that tokens may be computed with; they must outlive it, too.
     `scratch_bytes`: what a worker needs. Weights and pool, of the same layers, must outlive it.
     """
 
@@ -100,6 +103,7 @@ class ModelTable:
         *,
         max_tokens: int,
         states: StatePool | None = None,
+        adapters: PackedAdapters | None = None,
     ) -> None:
         self.table = StepTable()
         self._arena = HugePageArena("activations")
@@ -133,7 +137,10 @@ class ModelTable:
         if spec.mixture is not None:
             experts = ExpertBuffers(self._arena, spec, spec.mixture, PIECE_TOKENS, step_rows)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
-        buffers = rows, experts, self._mixers.rows_of_heads
+        self._adapters = None
+        if adapters is not None:
+            self._adapters = AdapterRecords(self.table, self._arena, rows, adapters)
+        buffers = rows, experts, self._mixers.rows_of_heads, self._adapters
         generated = token_records(self.table, *buffers, of_prompt=False)
         prompt = token_records(self.table, *buffers, of_prompt=True)
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
@@ -164,6 +171,8 @@ class ModelTable:
         self.scratch_bytes = max(
             self._mixers.scratch_bytes, generated.scratch_bytes, prompt.scratch_bytes
         )
+        if self._adapters is not None:
+            self.scratch_bytes += self._adapters.call_bytes
 
     # --- the parts ---
 

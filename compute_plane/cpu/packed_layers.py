@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,14 @@ class PackedMatrix:
     def moved(self, by: int) -> PackedMatrix:
         """Return it so many bytes further on."""
         return replace(self, address=self.address + by)
+
+
+class MatrixPart(NamedTuple):
+    """A tensor that is part of a packed matrix: its `n` columns of it from `column` on."""
+
+    name: str
+    column: int
+    n: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +309,8 @@ class PackedWeights:
     before the head, scaled as logits are; `embedding_norm`: of the same, unscaled.
     `lm_head` is `embedding` if the embeddings are tied and it is there. `elements`: (stored,
     runs as) to the number of weights. `conversions`: of the matrices that do not run in their
-    file's format. `layer_inputs`: of models that have them.
+    file's format. `layer_inputs`: of models that have them. `parts`: of which tensors each matrix
+    is, by its address; without those whose rows or inputs are in an order of their own.
     """
 
     memory: UInt8Array
@@ -312,6 +322,7 @@ class PackedWeights:
     elements: Counter[tuple[TensorFormat, TensorFormat]]
     conversions: tuple[Conversion, ...]
     layer_inputs: PackedLayerInputs | None = None
+    parts: Mapping[int, Sequence[MatrixPart]] = field(default_factory=dict)
 
     @property
     def weight_format(self) -> str:

@@ -96,4 +96,5 @@ def pack_weights(
         elements=plan.elements,
         conversions=conversions,
         layer_inputs=None if layer_inputs is None else layer_inputs.moved(base),
+        parts={base + address: parts for address, parts in plan.parts.items()},
     )

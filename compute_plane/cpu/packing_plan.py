@@ -16,6 +16,7 @@ from compute_plane.cpu.packed_latents import plan_latents
 from compute_plane.cpu.packed_layers import (
     ExpertBiases,
     Feedforward,
+    MatrixPart,
     Mixer,
     PackedAttention,
     PackedExperts,
@@ -329,6 +330,7 @@ class PackingPlan:
         self._vectors: list[tuple[RawTensor, int, float, bool]] = []
         self._matrices: list[tuple[PlannedMatrix, PackedMatrix]] = []
         self.elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
+        self.parts: dict[int, list[MatrixPart]] = {}
         self.num_bytes = 0
 
     def vector(self, *tensors: RawTensor, factor: float = 1.0, is_turned: bool = False) -> int:
@@ -364,6 +366,12 @@ class PackingPlan:
             None if order is None else order.astype(np.int32),
         )  # fmt: skip
         self._matrices.append((PlannedMatrix(tensors, target, row_order), matrix))
+        if order is None and row_order is None:
+            ends = itertools.accumulate(tensor.shape[0] for tensor in tensors)
+            self.parts[matrix.address] = [
+                MatrixPart(tensor.name, end - tensor.shape[0], tensor.shape[0])
+                for tensor, end in zip(tensors, ends, strict=True)
+            ]
         for tensor in tensors:
             self.elements[tensor.format, target] += tensor.num_elements
         return matrix
@@ -390,7 +398,10 @@ class PackingPlan:
         order = self.input_order(down)
         if order is not None:
             down = replace(down, input_order=None)
-        return PackedMlp(self.fused(gate_up, order), self.matrix([down]))
+        mlp = PackedMlp(self.fused(gate_up, order), self.matrix([down]))
+        if order is not None:  # nor are the inputs of this one in the model's
+            del self.parts[mlp.down.address]
+        return mlp
 
     def input_order(self, tensor: RawTensor) -> IntArray | None:
         """Return the order in which a matrix, as it runs, wants its inputs; None: the model's."""

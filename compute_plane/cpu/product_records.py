@@ -38,6 +38,7 @@ from kernels.cpu.operands import BiasRecord, NormedSum, Product, RowFormat, RowI
 from kernels.cpu.operation import Operation, StepWord
 
 if TYPE_CHECKING:
+    from compute_plane.cpu.adapter_records import AdapterRecords
     from compute_plane.cpu.packed_layers import PackedMatrix
     from compute_plane.model.architectures import Activation
 
@@ -81,18 +82,32 @@ class ProductRecords:
 
     `rows`: the buffers between row inputs and products. `of_prompt`: whether the tokens are those
     of prompts, which may take other formats of rows (`row_buffers.row_format_of`). `fetches`:
-    whether every step reads the weights, so that they may be fetched ahead. `scratch_bytes`: what a
-    worker needs for the products added so far.
+    whether every step reads the weights, so that they may be fetched ahead. `adapters`: what adds
+    to products where there are adapters.
     """
 
     def __init__(
-        self, table: StepTable, rows: RowBuffers, *, of_prompt: bool, fetches: bool = True
+        self,
+        table: StepTable,
+        rows: RowBuffers,
+        *,
+        of_prompt: bool,
+        fetches: bool = True,
+        adapters: AdapterRecords | None = None,
     ) -> None:
         self._table = table
         self._rows = rows
         self._of_prompt = of_prompt
         self._fetches = fetches
-        self.scratch_bytes = 0
+        self._adapters = adapters
+        self._own_scratch_bytes = 0
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What a worker needs for the products added so far."""
+        if self._adapters is None:
+            return self._own_scratch_bytes
+        return max(self._own_scratch_bytes, self._adapters.scratch_bytes)
 
     def format_of(self, matrix: PackedMatrix) -> RowFormat:
         """Return the format of the rows that a matrix is multiplied with."""
@@ -116,9 +131,12 @@ class ProductRecords:
             RowInput.ROWS_WORD: StepWord.NUM_TOKENS,
             RowInput.K: matrices[0].k,
         }
+        made = dict.fromkeys(formats, chunks)
+        if self._adapters is not None and any(map(self._adapters.changed, matrices)):
+            made.setdefault(self._adapters.row_format, StepWord.ADAPTED_TOKEN_CHUNKS)
         return [
-            self._table.add(maker, chunks, {**shared, **operands, **self._rows.written(row_format)})
-            for row_format in formats
+            self._table.add(maker, count, {**shared, **operands, **self._rows.written(row_format)})
+            for row_format, count in made.items()
         ]
 
     def beside_each_other(
@@ -193,6 +211,8 @@ class ProductRecords:
         """Multiply with gate and up, and gate; None if no product gates its own sums."""
         if len(gate_up) != 1 or self.format_of(down) != RowFormat.BF16:
             return None
+        if self._adapters is not None and any(map(self._adapters.changed, (*gate_up, down))):
+            return None
         [matrix] = gate_up
         product = gated_product_of(matrix.format, matrix.n, self.format_of(matrix))
         if product is None:
@@ -257,7 +277,11 @@ class ProductRecords:
     ) -> list[int]:
         """Multiply into rows `stride` elements apart. `operands`: what is not as usual."""
         product = product_of(matrix.format, matrix.k, self.format_of(matrix))
-        return self._record(product, matrix, out, stride, operands)
+        made = self._record(product, matrix, out, stride, operands)
+        if self._adapters is not None:
+            first_word = StepWord(operands.get(Product.OUT_FIRST_WORD, StepWord.ZERO))
+            made += self._adapters.added(matrix, out, stride, first_word)
+        return made
 
     def _record(
         self,
@@ -269,7 +293,7 @@ class ProductRecords:
     ) -> list[int]:
         ordered = self._ordered(matrix, operands.get(Product.ROWS_WORD, StepWord.NUM_TOKENS))
         operation, scratch_bytes, width = product
-        self.scratch_bytes = max(self.scratch_bytes, scratch_bytes)
+        self._own_scratch_bytes = max(self._own_scratch_bytes, scratch_bytes)
         num_chunks = min(MOST_PRODUCT_CHUNKS, matrix.n * matrix.k // CHUNK_WEIGHTS)
         record = self._table.add(
             operation,

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.cpu.adapter_runs import NO_RUNS
 from compute_plane.cpu.state_rows import NO_ROWS
 from compute_plane.memory.huge_pages import huge_page_array
 from kernels.cpu.board import MAX_CHUNKS
@@ -18,6 +19,8 @@ Words = npt.NDArray[np.int64]
 TOKENS_A_CHUNK: Final = 8
 """Tokens of a chunk of an operation that goes token by token, about."""
 MOST_TOKEN_CHUNKS: Final = 16
+ADAPTER_CHUNKS: Final = 8
+"""Chunks of products with adapters' matrices for each run of tokens."""
 SCRATCH_ALIGNMENT: Final = 4096
 """Scratch memory of different workers lies on different pages, beyond which a processor fetches
 nothing ahead: lines that another works in would go to and fro."""
@@ -31,7 +34,8 @@ class PieceArrays(NamedTuple):
     `token_ids`, `positions`: [T]. `kv_places`: [T], block · block_size + offset. `block_tables`:
     [S, M], all rows of the step. `items`, `merges`: `kernels.cpu.attention_items`. `state_rows`:
     `compute_plane.cpu.state_rows`, of models with states. `taken`: [T], of tokens that go on
-    alone, which of the step they are (`compute_plane.cpu.late_tokens`).
+    alone, which of the step they are (`compute_plane.cpu.late_tokens`). `adapter_runs`:
+    `compute_plane.cpu.adapter_runs`.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -42,6 +46,7 @@ class PieceArrays(NamedTuple):
     merges: npt.NDArray[np.int32]
     state_rows: npt.NDArray[np.int32] = NO_ROWS
     taken: npt.NDArray[np.int64] = NONE_TAKEN
+    adapter_runs: npt.NDArray[np.int32] = NO_RUNS
 
 
 class StepHeaders:
@@ -80,7 +85,9 @@ class StepHeaders:
     ) -> None:
         """Describe a piece of the step's tokens in header `index`; the arrays must stay alive."""
         header = self._at(index)
-        token_ids, positions, kv_places, block_tables, items, merges, state_rows, taken = piece
+        token_ids, positions, kv_places, block_tables, items, merges, state_rows, taken, runs = (
+            piece
+        )
         num_tokens = len(token_ids)
         header[StepWord.NUM_TOKENS] = num_tokens
         header[StepWord.FIRST_TOKEN] = first_token
@@ -100,6 +107,10 @@ class StepHeaders:
         header[StepWord.NUM_STATE_ROWS] = len(state_rows)
         header[StepWord.STATE_CHUNKS] = min(len(state_rows) * self._state_parts, MAX_CHUNKS)
         header[StepWord.TAKEN_TOKENS] = taken.ctypes.data
+        header[StepWord.ADAPTER_RUNS] = runs.ctypes.data
+        header[StepWord.NUM_ADAPTER_RUNS] = len(runs)
+        header[StepWord.ADAPTER_CHUNKS] = min(ADAPTER_CHUNKS * len(runs), MAX_CHUNKS)
+        header[StepWord.ADAPTED_TOKEN_CHUNKS] = _row_chunks(num_tokens) if len(runs) else 0
         expert_rows = num_tokens * self._experts_per_token
         header[StepWord.NUM_EXPERT_ROWS] = expert_rows
         header[StepWord.EXPERT_ROW_CHUNKS] = _row_chunks(expert_rows)

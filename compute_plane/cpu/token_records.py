@@ -11,6 +11,7 @@ from compute_plane.cpu.row_buffers import RowBuffers
 from kernels.cpu.latent_operands import HEAD_CALL_BYTES
 
 if TYPE_CHECKING:
+    from compute_plane.cpu.adapter_records import AdapterRecords
     from compute_plane.cpu.step_table import StepTable
 
 
@@ -38,11 +39,12 @@ def token_records(
     rows: RowBuffers,
     experts: ExpertBuffers | None,
     rows_of_heads: RowBuffers | None,
+    adapters: AdapterRecords | None,
     *,
     of_prompt: bool,
 ) -> TokenRecords:
-    """Return what adds records to a table; the buffers are None for a model without such parts."""
-    products = ProductRecords(table, rows, of_prompt=of_prompt)
+    """Return what adds records to a table; None for parts that a model does not have."""
+    products = ProductRecords(table, rows, of_prompt=of_prompt, adapters=adapters)
     of_experts = of_heads = None
     if experts is not None:
         of_experts = ExpertRecords(table, experts, rows, products, of_prompt=of_prompt)

@@ -9,12 +9,13 @@
                       decode_under_way, last_samples
     the model         model (the walk through the layers) → mixers (attention, or a state in its
                       place), latent_mixer, expert_products, layer_inputs
-    products          matrices, experts, layer_products, next_product (what is fetched ahead)
+    products          matrices, experts, layer_products → next_product (what is fetched ahead);
+                      adapted_products → adapters (what rows with an adapter get besides)
     what comes out    sampling_step (logits to tokens and log-probabilities) → sampling_columns
                       (what is wanted), masks, embeddings (hidden states)
     weights           weight_plan (where they come from, in which format) → weights, planned_layer
                       → planned_mixers → planned_latents, planned_recurrences;
-                      planned_feedforward, planned_layer_inputs, planned_matrix
+                      planned_feedforward, planned_layer_inputs, planned_adapters, planned_matrix
     memory            block_pools (KV pool and host pool: copies, swaps, digests), state_pool;
                       pool_size (how many of each) → largest_step
     operations        operations (what a device must compute, a Protocol), expert_operations,

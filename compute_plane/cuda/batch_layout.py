@@ -12,6 +12,8 @@ Once all keys and values are written, tokens go on alone whose output somebody w
 the last one of a prompt, none of a chunk. Each is a row of one token then:
 
     late      │ row 1 │ row 3 │ last of row 2 │
+
+In a step with adapters rows that decode are sorted by adapter, and so are the others (`adapters`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from compute_plane.cuda.adapters import AdapterRuns, runs_of
 from compute_plane.cuda.operands import PADDING_SLOT, PrefillRows, QueryTiles, StateRows
 from compute_plane.cuda.state_pool import empty_rows, fill_rows
 from compute_plane.cuda.table_updates import TableColumns
@@ -43,7 +46,7 @@ class StepTensors:
     of their own, the first ones; `decode_tables`: int32 [num_decode, M]; `decode_lens`: int32
     [num_decode]; `longest`: none of them is longer. `prefill`: the rows of the other tokens.
     `states`: those that all rows go on from; None: the model has none. `late`: the tokens that go
-    on alone; None: all do.
+    on alone; None: all do. `adapters`: of which tokens, if any have one.
     """
 
     token_ids: Tensor
@@ -56,6 +59,7 @@ class StepTensors:
     prefill: PrefillRows | None
     states: StateRows | None = None
     late: LateTokens | None = None
+    adapters: AdapterRuns = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +104,17 @@ class BatchLayout:
         self._tables = TableColumns(self.tokens.block_tables)
         self._states = batch.states if shape.num_states else None
         self._longest_late = 0
+        self._late_adapters: AdapterRuns = ()
         is_decode: BoolArray = self._query_lens == 1
         self.num_decode = int(np.count_nonzero(is_decode))
-        self._row_order: Int64Array = np.argsort(~is_decode, kind="stable")
-        is_decode_token = is_decode[self.tokens.token_rows]
-        self._token_order: Int64Array = np.argsort(~is_decode_token, kind="stable")
+        rows, adapters = self.tokens.token_rows, batch.adapters
+        self._adapters = adapters[rows] if adapters.any() else None
+        if self._adapters is None:
+            self._row_order: Int64Array = np.argsort(~is_decode, kind="stable")
+            self._token_order: Int64Array = np.argsort(~is_decode[rows], kind="stable")
+        else:
+            self._row_order = np.lexsort((adapters, ~is_decode))
+            self._token_order = np.lexsort((self._adapters, ~is_decode[rows]))
 
     @property
     def rooms(self) -> dict[str, tuple[int, ...]]:
@@ -125,7 +135,7 @@ class BatchLayout:
 
     def places(self, tokens: Int64Array) -> Int64Array:
         """Return where tokens, numbered as sent, are on the device."""
-        if self.is_decode:
+        if self.is_decode and self._adapters is None:
             return tokens
         places = np.empty_like(self._token_order)
         places[self._token_order] = np.arange(len(places))
@@ -169,6 +179,7 @@ class BatchLayout:
         taken = self._token_order[late]
         positions, rows = self.tokens.positions[taken], self.tokens.token_rows[taken]
         self._longest_late = int(positions.max(initial=-1)) + 1
+        self._late_adapters = self._runs(taken)
         used = positions.astype(np.int64) // self._block_size + 1
         return {
             "late_tokens": late,
@@ -229,6 +240,7 @@ class BatchLayout:
             rows,
             states,
             self._late(columns) if "late_tokens" in columns else None,
+            self._runs(self._token_order),
         )
 
     def _late(self, columns: dict[str, Tensor]) -> LateTokens:
@@ -243,8 +255,13 @@ class BatchLayout:
             decode_lens=columns["late_lens"],
             longest=self._longest_late,
             prefill=None,
+            adapters=self._late_adapters,
         )
         return LateTokens(tokens, step)
+
+    def _runs(self, tokens: Int64Array) -> AdapterRuns:
+        """Return the runs of one adapter among tokens, which are numbered as sent."""
+        return () if self._adapters is None else runs_of(self._adapters[tokens])
 
     def _check_positions(self) -> None:
         """Check that each row's tokens are the last ones of its sequence, in order."""

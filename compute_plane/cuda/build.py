@@ -24,6 +24,7 @@ from compute_plane.cuda.host_layers_build import (
     bytes_beside_states,
     num_device_layers,
 )
+from compute_plane.cuda.planned_adapters import plan_adapters
 from compute_plane.cuda.pool_size import room_for_states, size_pools
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.state_pool import state_bytes
@@ -105,8 +106,15 @@ def _build_on_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecuto
 def planned_weights(
     context: ExecutorContext, model: LoadedModel, device: torch.device
 ) -> WeightPlan:
-    """Plan the model's weights for a device."""
-    return plan_weights(context.spec, model.source, chosen_dtype(context, device), context.dtype)
+    """Plan the model's weights for a device, and its adapters.
+
+    Raises UnsupportedModelError for adapters that change what they cannot change here.
+    """
+    dtype = chosen_dtype(context, device)
+    plan = plan_weights(context.spec, model.source, dtype, context.dtype)
+    if not context.adapters:
+        return plan
+    return replace(plan, adapters=plan_adapters(plan, context.adapters))
 
 
 def build_on(
@@ -135,6 +143,9 @@ def build_on(
     check_weights_fit(plan.num_bytes, _available(driver))
     weights = plan.place(device, context.num_threads)
     log.info("weights", format=plan.weight_format, dtype=plan.dtype, num_bytes=weights.num_bytes)
+    if plan.adapters is not None:
+        names = [adapter.name for adapter in context.adapters]
+        log.info("adapters", names=names, num_bytes=plan.adapters.num_bytes)
     log_conversions(weights.conversions)
     beside = bytes_beside_states(context, driver, plan, operations, pool_dtype)
     room = room_for_states(context, driver, beside)

@@ -6,8 +6,9 @@ Left for each step are its tokens, positions, slots and lengths, in one copy to 
 the samples gave in another. Log-probabilities, penalties and biases cost a run of steps their
 launches, and what is sent once.
 
-What no graph holds, log-probabilities of prompts, and whatever is wrong with a batch are left to
-the ordinary way, which says what is wrong (`executor`); the tests hold both against each other.
+What no graph holds, adapters, log-probabilities of prompts, and whatever is wrong with a batch are
+left to the ordinary way, which says what is wrong (`executor`); the tests hold both against each
+other.
 
 Array letters: R rows of the graph, S rows, K samples, W width of the batch's block tables.
 """
@@ -113,7 +114,7 @@ class DecodeSteps:
         most = max(num_rows, num_samples)
         if batch.prompt_logprob_rows or not (num_rows and num_samples) or most > MOST_ROWS:
             return None
-        if batch.embeddings or have_masks(batch.sampling):
+        if batch.embeddings or batch.adapters.size or have_masks(batch.sampling):
             return None
         rung = self._graphs.rung(most)
         kv_slots = None if rung is None else self._checks.kv_slots(batch)

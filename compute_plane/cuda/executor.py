@@ -3,8 +3,8 @@
     check → host columns → one copy → copies of blocks and states
           → layers → logits → samples → one copy → answer
 
-Steps in which every row decodes take a shorter way to the same: their layers and logits are one
-graph (`decode_steps`).
+Steps in which every row decodes, without an adapter, take a shorter way to the same: their layers
+and logits are one graph (`decode_steps`).
 
 `launch` does everything up to the copy back and returns at once; `StepUnderWay.answer` waits.
 `execute` is one after the other. On torch's CPU device the same code runs with
@@ -114,6 +114,7 @@ class CudaExecutor:
             spec.vocab_size,
             len(pools.host),
             pools.num_states,
+            0 if weights.adapters is None else weights.adapters.num_adapters,
         )
         longest = min(spec.context_length, pools.num_blocks * pools.block_size)
         with driver.computing():  # which reads what is made here

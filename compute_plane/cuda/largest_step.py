@@ -3,10 +3,10 @@
 It has as many tokens as a batch may have and as many logits as exist at once, all of them adjusted,
 sampled and listed with log-probabilities, as many embeddings as a batch may ask for, room for
 results of every token, and room for the longest inputs: histories and block tables. Its tokens are
-of prompts, and beside its layers lies the scratch memory that attention of other steps takes. They
-have no place in a pool: keys and values are written nowhere and read from one block of zeros. All
-of them go through one state as if they were one row. What torch holds afterwards is what steps
-need.
+of prompts, with the adapter that takes most, and beside its layers lies the scratch memory that
+attention of other steps takes. They have no place in a pool: keys and values are written nowhere
+and read from one block of zeros. All of them go through one state as if they were one row. What
+torch holds afterwards is what steps need.
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ def run_largest_step(
     with driver.computing():
         inputs = ring.upload(ring.take(), inputs_of, columns)
         step = _with_one_long_row(layout.tensors(inputs))
+        if weights.adapters is not None:
+            step = replace(step, adapters=weights.adapters.largest_runs(max_tokens))
         scratch_bytes = bytes_of_scratch(spec, sizes, operations)
         if has_head:
             of_all_tokens = _plan(with_prompt_logprobs(batch), layout, spec.vocab_size)

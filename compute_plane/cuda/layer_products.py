@@ -44,11 +44,13 @@ from compute_plane.cuda.matrices import (
     inputs_in_order,
     product_in_parts,
     project,
+    sum_of_parts,
 )
 from compute_plane.cuda.next_product import NextProduct
 from compute_plane.cuda.operands import Around, Writes
 
 if TYPE_CHECKING:
+    from compute_plane.cuda.adapters import AdapterRuns
     from compute_plane.cuda.matrices import Projection
     from compute_plane.cuda.operations import DeviceOperations
 
@@ -65,16 +67,18 @@ class Hidden:
     """The residual stream, [T, E] each: the sum of both, if `added` is not part of it already.
 
     `added` may be parts, float32 [P, T, E]; with a `norm` it is normalised before it is added.
-    `factor`: what the sum of both is multiplied by, 1 where nothing is to be added.
+    `factor`: what the sum of both is multiplied by, 1 where nothing is to be added. `adapters`:
+    of its tokens (`adapted_products`).
     """
 
     residual: Tensor
     added: Tensor | None = None
     norm: AddedNorm | None = None
     factor: float = 1.0
+    adapters: AdapterRuns = ()
 
     def rows(self, tokens: Tensor) -> Hidden:
-        """Return a copy of some tokens' rows. `tokens`: [R]."""
+        """Return a copy of some tokens' rows, without adapters. `tokens`: [R]."""
         added = self.added
         return Hidden(
             self.residual.index_select(0, tokens),
@@ -206,7 +210,7 @@ class LayerProducts:
         self.add(hidden, *other)
         if before is not None:
             added = hidden.added
-            hidden.added = before if added is None else _both(before, added)
+            hidden.added = before if added is None else sum_of_parts(before, added)
 
     def put_beside(self, hidden: Hidden, added: Tensor, norm: Tensor) -> None:
         """Leave rows [T, E] to be added by the next norm, normalised by `norm` [E]."""
@@ -275,9 +279,15 @@ class LayerProducts:
         if writes != "gated":
             return outputs
         del x  # its memory serves what follows
-        out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
+        return self._gated(outputs, projection, then)
+
+    def _gated(self, outputs: Tensor, projection: Projection, then: Projection | None) -> Tensor:
+        """Return activation(gate) · up of a projection's outputs [T, N]."""
+        num_rows, num_outputs = outputs.shape
+        in_turns = projection.gate_in_turns is not None
+        out = torch.empty((num_rows, num_outputs // 2), dtype=outputs.dtype, device=outputs.device)
         following = self._added_by_library(num_rows, then)
-        operations.gate_mul(out, outputs, in_turns=gate is not None, then=following)
+        self.operations.gate_mul(out, outputs, in_turns=in_turns, then=following)
         return out
 
     def normalised(
@@ -343,15 +353,6 @@ class LayerProducts:
             return None
         num_parts = self.operations.num_product_parts(num_rows, weight) if is_added else 1
         return NextProduct(weight, num_parts)
-
-
-def _both(one: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of what is to be added, each [T, E] or parts of it, float32 [P, T, E]."""
-    sums, added = (one, other) if one.dim() > other.dim() else (other, one)
-    if sums.dim() == added.dim() == 2:
-        return sums.add_(added)
-    sums[0] += added if added.dim() == 2 else added.sum(0)
-    return sums
 
 
 def _dense_weight(projection: Projection) -> Tensor | None:

@@ -145,6 +145,15 @@ def product_in_parts(x: Tensor, weight: Tensor, num_parts: int) -> Tensor:
     return torch.bmm(rows.float(), weights.float())
 
 
+def sum_of_parts(one: Tensor, other: Tensor) -> Tensor:
+    """Return the sum of two products, each [T, E] or parts of it, float32 [P, T, E]."""
+    sums, added = (one, other) if one.dim() > other.dim() else (other, one)
+    if sums.dim() == added.dim() == 2:
+        return sums.add_(added)
+    sums[0] += added if added.dim() == 2 else added.sum(0)
+    return sums
+
+
 def write_product(out: Tensor, x: Tensor, weight: Tensor) -> None:
     """Write x · weightᵀ; `out`: [T, N], columns of a wider tensor, as in `dense_product`."""
     if x.dtype == out.dtype:

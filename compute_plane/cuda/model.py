@@ -12,8 +12,9 @@ All tokens of the step go through a layer together, so all keys and values of a 
 before any is read. Once the last ones are, those tokens go on alone whose output somebody wants, if
 the step says so (`batch_layout`). Products of few rows with dense matrices are the operations',
 with norm, gate and addition in them (`layer_products`), of many rows torch's; those with quantised
-matrices are the operations' (`matrices`). What a row's product gives may depend on how many rows
-there are, so bits hold for equal batches only (the numerics id names the library).
+matrices are the operations' (`matrices`). What adapters add comes behind a product of its own
+(`adapted_products`). What a row's product gives may depend on how many rows there are, so bits hold
+for equal batches only (the numerics id names the library).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.adapted_products import AdaptedProducts
 from compute_plane.cuda.expert_products import ExpertProducts
 from compute_plane.cuda.layer_inputs import LayerInputs
 from compute_plane.cuda.layer_products import Hidden, LayerProducts, normed_rows
@@ -78,7 +80,7 @@ class DecoderModel:
         self._final_norm = weights.final_norm
         if spec.logits_scale != 1:
             self._final_norm = weights.final_norm * spec.logits_scale
-        self._products = LayerProducts(operations, spec.rms_norm_eps, gates_mlps=spec.gates_mlps)
+        self._products = _products(spec, weights, operations)
         self._experts = None
         if spec.mixture is not None:
             self._experts = ExpertProducts(operations, self._products, spec.mixture)
@@ -105,7 +107,7 @@ class DecoderModel:
         if self._spec.embedding_scale != 1:
             residual.mul_(self._spec.embedding_scale)
         inputs = None if self._inputs is None else self._inputs.made(residual, step.token_ids)
-        hidden, turns = Hidden(residual), self._turns(step)
+        hidden, turns = Hidden(residual, adapters=step.adapters), self._turns(step)
         for number, (layer, mixer) in enumerate(zip(weights.layers, self._mixers, strict=True)):
             after_mixer, after_mlp = layer.output_norms or (None, None)
             late = step.late if number == self.first_late else None
@@ -119,6 +121,7 @@ class DecoderModel:
                     return hidden
                 inputs = None if inputs is None else inputs.index_select(0, late.tokens)
                 step = late.step
+                hidden.adapters = step.adapters
                 turns = self._turns(step)
             self._add_mixed(hidden, mixed, layer, after_mixer)
             del mixed  # their memory serves what follows
@@ -191,6 +194,16 @@ class DecoderModel:
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._weights.dtype, device=self._device)
+
+
+def _products(
+    spec: ModelSpec, weights: DeviceWeights, operations: DeviceOperations
+) -> LayerProducts:
+    if weights.adapters is None:
+        return LayerProducts(operations, spec.rms_norm_eps, gates_mlps=spec.gates_mlps)
+    return AdaptedProducts(
+        operations, spec.rms_norm_eps, weights.adapters, gates_mlps=spec.gates_mlps
+    )
 
 
 def angles_of_layers(spec: ModelSpec, num_positions: int, device: torch.device) -> list[Angles]:

@@ -62,6 +62,7 @@ from compute_plane.model.tensor import IntArray, RawTensor, TensorFormat
 from kernels.cuda.quantized_formats import FORMATS
 
 if TYPE_CHECKING:
+    from compute_plane.cuda.planned_adapters import PlannedAdapters
     from compute_plane.model.spec import ModelSpec
     from compute_plane.model.tensor import TensorSource
 
@@ -100,7 +101,8 @@ class QuantizedUses:
 class WeightPlan:
     """In which format each matrix of a model will run, and where it is read.
 
-    `dtype`: of a step, by name. `lm_head` is `embedding` where they are tied.
+    `dtype`: of a step, by name. `lm_head` is `embedding` where they are tied. `adapters`: what will
+    lie beside them (`planned_adapters`).
     """
 
     source: TensorSource
@@ -110,11 +112,13 @@ class WeightPlan:
     final_norm: PlannedMatrix
     lm_head: PlannedMatrix
     layer_inputs: PlannedLayerInputs | None = None
+    adapters: PlannedAdapters | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
-        return sum(planned.num_bytes for planned in self._everything())
+        of_adapters = 0 if self.adapters is None else self.adapters.num_bytes
+        return of_adapters + sum(planned.num_bytes for planned in self._everything())
 
     @property
     def layer_inputs_bytes(self) -> int:
@@ -190,7 +194,7 @@ class WeightPlan:
         """Copy everything to a device, so many matrices at a time; give the file's pages back.
 
         All of it is there when this returns, for whatever stream. Raises ModelFileError if a weight
-        is not finite or too large for its format.
+        is not finite or too large for its format, an adapter's too.
         """
         everything = self._everything()
         # NumPy lets go of the interpreter lock inside its loops, so threads pack side by side.
@@ -201,10 +205,11 @@ class WeightPlan:
             conversions = self._with_bytes(measure_conversions(converted, pool))
         self.source.forget_pages()
 
+        layers = tuple(layer.at(placed.__getitem__) for layer in self.layers)
         weights = DeviceWeights(
             dtype=DTYPES[self.dtype],
             embedding=placed[self.embedding],
-            layers=tuple(layer.at(placed.__getitem__) for layer in self.layers),
+            layers=layers,
             final_norm=values_of(placed[self.final_norm]).view(-1),
             lm_head=projection_of(placed.__getitem__, (self.lm_head,)),
             num_bytes=self.num_bytes,
@@ -212,6 +217,7 @@ class WeightPlan:
             layer_inputs=None
             if self.layer_inputs is None
             else self.layer_inputs.at(placed.__getitem__),
+            adapters=None if self.adapters is None else self.adapters.at(layers, device),
         )
         if device.type == "cuda":  # biases of experts, for one, have been put in order there
             torch.cuda.synchronize(device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from compute_plane.cuda.adapters import DeviceAdapters
     from compute_plane.cuda.experts import DeviceExperts
     from compute_plane.cuda.matrices import Matrix, Projection
     from compute_plane.executor.weight_formats import Conversion
@@ -180,7 +181,7 @@ class DeviceWeights:
     `dtype`: of a step, and of whatever is not quantised, but for what is more exact: routers, and
     norms whose weights are more than 1 as they are stored. `num_bytes`: held by all of them, a tied
     matrix once. `conversions`: of the matrices that do not run in their file's format.
-    `layer_inputs`: of models that have them.
+    `layer_inputs`: of models that have them. `adapters`: that rows may be computed with.
     """
 
     dtype: torch.dtype
@@ -192,3 +193,4 @@ class DeviceWeights:
     num_bytes: int
     conversions: tuple[Conversion, ...]
     layer_inputs: DeviceLayerInputs | None = None
+    adapters: DeviceAdapters | None = None

@@ -66,7 +66,7 @@ class SlotLimits:
 
     `embedding_size`: numbers of a row's hidden states; 0: the executor gives none. `num_states`:
     at least `max_slots`; 0: the model has no states. `has_draft_model`: whether drafts may be
-    wanted.
+    wanted. `num_adapters`: that slots may be computed with.
     """
 
     max_slots: int
@@ -80,6 +80,7 @@ class SlotLimits:
     embedding_size: int = 0
     num_states: int = 0
     has_draft_model: bool = False
+    num_adapters: int = 0
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -319,6 +320,11 @@ def _check_starts(batch: StepBatch, limits: SlotLimits) -> None:
             raise InvalidBatch(
                 f"{field}.prefix.slot must be below {limits.max_slots}, got {start.prefix.slot}",
                 field=f"{field}.prefix.slot",
+            )
+        if not 0 <= start.adapter <= limits.num_adapters:
+            raise InvalidBatch(
+                f"{field}.adapter must be at most {limits.num_adapters}, got {start.adapter}",
+                field=f"{field}.adapter",
             )
         _check_start_lengths(field, start, limits)
         check_range(f"{field}.token_ids", start.token_ids, limits.vocab_size)

@@ -211,6 +211,6 @@ def _shared(batch: ExecutionBatch | None) -> ExecutionBatch:
     if batch is None:
         raise ValueError("a step that ran nothing cannot be continued")
     columns = (batch.block_tables, batch.is_prefill, batch.query_lens, batch.sampled_rows)
-    for column in (*columns, batch.states):
+    for column in (*columns, batch.states, batch.adapters):
         column.flags.writeable = False
     return batch

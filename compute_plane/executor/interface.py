@@ -27,6 +27,9 @@ BoolArray = npt.NDArray[np.bool_]
 NO_STATES: Final[Int32Array] = np.zeros(0, dtype=np.int32)
 NO_STATES.flags.writeable = False
 
+NO_ADAPTERS: Final[Int32Array] = np.zeros(0, dtype=np.int32)
+NO_ADAPTERS.flags.writeable = False
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitBias:
@@ -161,6 +164,8 @@ class ExecutionBatch:
     `states`: [S] int32, of models with states (`compute_plane.model.delta_net`): that of each row,
     no state twice; empty for others. A row at position 0 begins with an empty one.
     `state_copies` run one after the other, before any row.
+    `adapters`: [S] int32, what each row is computed with: adapter i of those that the executor was
+    built with is i + 1, 0 is the model as it is. Empty: that is so of all rows.
 
     `input_sources`: [T] int32, only given to `PipelinedExecutor.launch`. −1: the token is known;
     k: it is sample k of the step launched just before, `input_tokens` has a 0 in its place. A row
@@ -185,6 +190,7 @@ class ExecutionBatch:
     embeddings: Sequence[EmbeddingWant] = ()
     states: Int32Array = field(default_factory=lambda: NO_STATES)
     state_copies: Sequence[StateCopy] = ()
+    adapters: Int32Array = field(default_factory=lambda: NO_ADAPTERS)
     input_sources: Int32Array | None = None
 
 

@@ -18,6 +18,7 @@ import structlog
 from compute_plane.errors import DeviceUnavailableError, ExecutorLoadError
 from compute_plane.executor.interface import GPUExecutor
 from compute_plane.memory.sizing import BlockDemand, host_memory, size_in_host_memory
+from compute_plane.model.adapter import Adapter
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.windows import without_windows
@@ -36,6 +37,9 @@ COMPUTES_WINDOWS: Final = frozenset({"cpu", "cuda"})
 
 KEEPS_STATES: Final = frozenset({"cpu", "cuda"})
 """Executors in which a layer may have a state in place of keys and values."""
+
+TAKES_ADAPTERS: Final = frozenset({"cpu", "cuda", "simulated"})
+"""Executors that compute rows with adapters."""
 
 KNOWS_ALL_LAYERS: Final = frozenset({"cpu", "cuda", "simulated"})
 """Executors that know what Gemma's layers have: of Gemma 2 scores with caps; of Gemma 4 values with
@@ -58,7 +62,8 @@ class ExecutorContext:
     plane remembers. `fills_memory`: the pool is to have as many blocks as fit into
     `gpu_memory_utilization`, a share, of the memory, instead of `num_blocks`; a custom executor is
     never told so. `promised_bytes`: of host memory that others have and may not have filled yet.
-    `keep_logits`: whether answers have the samples' logits, for tests and tools.
+    `keep_logits`: whether answers have the samples' logits, for tests and tools. `adapters`: that
+    rows may be computed with (`ExecutionBatch.adapters`); a custom executor is never told of any.
     """
 
     spec: ModelSpec
@@ -81,6 +86,7 @@ class ExecutorContext:
     gpu_memory_utilization: float = 0.9
     keep_logits: bool = False
     promised_bytes: int = 0
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def block_demand(self) -> BlockDemand:
@@ -144,6 +150,8 @@ def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
             "has more than that of others; cpu and cuda do",
             field="executor",
         )
+    if context.adapters and name not in TAKES_ADAPTERS:
+        raise ConfigError(f"lora: {name} takes no adapters; cpu and cuda do", field="lora")
     if context.spec.recurrence is not None and context.swap_bytes:
         log.warning("nothing is swapped: states of sequences are in no block", field="swap_space")
         context = replace(context, swap_bytes=0)

@@ -14,6 +14,9 @@ It may have states, which are hashes of the tokens that they have taken in. Wher
 not of all tokens up to its end, everything that is made of these becomes something else; where it
 is, everything is as without states.
 
+With an adapter, of which it knows the number alone, it keeps other ids for the same tokens: so the
+text is another one, and blocks that were filled with another adapter are noticed.
+
 Array letters: N blocks, B block size, T tokens, S rows, M table width.
 """
 
@@ -106,9 +109,12 @@ class SimulatedExecutor:
             destination[copy.destination] = source[copy.source]
         rows = np.repeat(np.arange(batch.query_lens.size), batch.query_lens)  # [T]
         blocks = batch.block_tables[rows, batch.positions // self._block_size]
-        self.pool[blocks, batch.positions % self._block_size] = batch.input_tokens
+        held = batch.input_tokens
+        if batch.adapters.size:
+            held = held + VOCAB_SIZE * batch.adapters[rows]
+        self.pool[blocks, batch.positions % self._block_size] = held
         if batch.states.size:
-            self._advance_states(batch)
+            self._advance_states(batch, held)
         histories = [self._read(batch, row) for row in batch.sampled_rows.tolist()]
         next_tokens = [
             draw(tokens, sampling)
@@ -154,8 +160,8 @@ class SimulatedExecutor:
                 tokens[0] = NEVER_WRITTEN  # of a copy
         return tokens
 
-    def _advance_states(self, batch: ExecutionBatch) -> None:
-        """Copy states, then let those of the rows take their tokens in."""
+    def _advance_states(self, batch: ExecutionBatch, held: Int32Array) -> None:
+        """Copy states, then let those of the rows take in what the pool holds of their tokens."""
         states = self._states
         for source, destination in batch.state_copies:
             states[destination] = states[source].copy()
@@ -164,7 +170,7 @@ class SimulatedExecutor:
             first = ends[row] - batch.query_lens[row]
             if batch.positions[first] == 0:
                 states[state] = hashlib.blake2b()
-            states[state].update(batch.input_tokens[first : ends[row]].tobytes())
+            states[state].update(held[first : ends[row]].tobytes())
 
     def _embeddings(self, batch: ExecutionBatch) -> Float64Array:
         """Return numbers that depend on a text up to a token, or the sums of such."""

@@ -62,6 +62,7 @@ def stage_slots(
         staged.num_prompt[slot] = start.num_prompt_tokens
         staged.num_computed[slot] = 0
         staged.num_blocks[slot] = start.num_blocks
+        staged.adapter[slot] = start.adapter
         staged.is_known[slot] = staged.is_fresh[slot] = can_be_read[slot] = True
         staged.is_poisoned[slot] = is_poisoned
     return freed

@@ -30,6 +30,7 @@ class SlotNumbers:
     many were told by the control plane rather than sampled here. `num_prompt`: of these, how many
     are the prompt; the others are output, for penalties. `num_computed`: tokens whose KV is
     in the pool. `num_blocks`: length of the block table. `is_known`: started and not released.
+    `adapter`: what its tokens are computed with, as in `ExecutionBatch.adapters`.
     `is_fresh`: started and not computed since, so the next row says how much is computed (a prefix
     may have been found in the cache). `is_poisoned`: unusable until the next start.
     `state_tokens`: [num_states], of how many tokens each state is.
@@ -41,6 +42,7 @@ class SlotNumbers:
     num_prompt: Int64Array
     num_computed: Int64Array
     num_blocks: Int64Array
+    adapter: Int64Array
     is_known: BoolArray
     is_fresh: BoolArray
     is_poisoned: BoolArray
@@ -49,10 +51,14 @@ class SlotNumbers:
     @classmethod
     def empty(cls, max_slots: int, num_states: int = 0) -> SlotNumbers:
         """Slots that know nothing."""
-        line, tokens, given, prompt, computed, blocks = np.zeros((6, max_slots), dtype=np.int64)
+        line, tokens, given, prompt, computed, blocks, adapter = np.zeros(
+            (7, max_slots), dtype=np.int64
+        )
         known, fresh, poisoned = np.zeros((3, max_slots), dtype=np.bool_)
         states = np.zeros(num_states, dtype=np.int64)
-        return cls(line, tokens, given, prompt, computed, blocks, known, fresh, poisoned, states)
+        return cls(
+            line, tokens, given, prompt, computed, blocks, adapter, known, fresh, poisoned, states
+        )
 
     def copy(self) -> SlotNumbers:
         """Return the same numbers, to be changed apart."""

@@ -25,6 +25,7 @@ from compute_plane.executor.draft_model import KnownText
 from compute_plane.executor.drafts import DraftedStep, check_drafts, lay_drafts, take_back
 from compute_plane.executor.embeddings import check_embeddings
 from compute_plane.executor.interface import (
+    NO_ADAPTERS,
     NO_STATES,
     BoolArray,
     ExecutionBatch,
@@ -190,6 +191,7 @@ class SlotTable:
         used = -(-ends // self.limits.block_size)
         prompt_rows = [request.row for request in batch.prompt_logprobs]
         ahead = self._last_ahead
+        adapters = staged.adapter[slots]
         return ExecutionBatch(
             input_tokens=memory.tokens[lines[rows], positions],
             positions=positions.astype(np.int32),
@@ -214,6 +216,7 @@ class SlotTable:
             embeddings=batch.embeddings,
             states=slots.astype(np.int32) if self.limits.num_states else NO_STATES,
             state_copies=state_copies,
+            adapters=adapters.astype(np.int32) if adapters.any() else NO_ADAPTERS,
             input_sources=None if ahead is None else ahead.sources(lines[rows], memory),
         )
 

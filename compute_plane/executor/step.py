@@ -75,7 +75,10 @@ class SlotPrefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotStart:
-    """A slot built anew: all tokens known so far and the whole block table, behind `prefix`."""
+    """A slot built anew: all tokens known so far and the whole block table, behind `prefix`.
+
+    `adapter`: as in `ExecutionBatch.adapters`.
+    """
 
     slot: int
     token_ids: Int64Array
@@ -83,6 +86,7 @@ class SlotStart:
     block_ids: Int64Array
     sampling: SamplingKey
     prefix: SlotPrefix | None = None
+    adapter: int = 0
 
     @property
     def num_tokens(self) -> int:

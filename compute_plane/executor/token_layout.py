@@ -33,7 +33,7 @@ FEW_TOKENS: Final = 256
 class PoolShape:
     """The limits a batch must keep: blocks of the pools, tokens of a block, width of the logits.
 
-    `num_states`: 0 in models without states.
+    `num_states`: 0 in models without states. `num_adapters`: that rows may be computed with.
     """
 
     num_blocks: int
@@ -41,6 +41,7 @@ class PoolShape:
     vocab_size: int
     num_host_blocks: int = 0
     num_states: int = 0
+    num_adapters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
         _check_range("embeddings", np.array([want.row for want in batch.embeddings]), num_rows)
     check_copies(batch.copies, shape)
     _check_states(batch, shape)
+    check_adapters(batch, shape.num_adapters)
 
 
 def _check_states(batch: ExecutionBatch, shape: PoolShape) -> None:
@@ -165,6 +167,16 @@ def _check_states(batch: ExecutionBatch, shape: PoolShape) -> None:
         raise ValidationError("two rows would go on from one state", field="states")
     if batch.state_copies:
         _check_range("state_copies", np.array(batch.state_copies), shape.num_states)
+
+
+def check_adapters(batch: ExecutionBatch, num_adapters: int) -> None:
+    """Check that rows are computed with adapters that there are. Raises ValidationError."""
+    adapters, num_rows = batch.adapters, len(batch.query_lens)
+    if not len(adapters):
+        return
+    if len(adapters) != num_rows:
+        raise ValidationError(f"needs {num_rows} entries, got {len(adapters)}", field="adapters")
+    _check_range("adapters", adapters, num_adapters + 1)
 
 
 def check_copies(copies: Sequence[BlockCopy], shape: PoolShape) -> None:

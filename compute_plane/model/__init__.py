@@ -12,6 +12,7 @@
     which tensors       layout, layout_checks, layout_parts, stored_names, nemotron_layout,
                         layer_inputs_layout (Gemma 4), layer_scale
     tensors             tensor, tensor_parts, tensor_factors, turned_heads
+    adapters (LoRA)     adapter; adapter_files → peft_adapter, gguf_adapter → adapter_places
     number formats      dequantize, read_only_quants, mxfp4; quantize (one to another)
     GGUF                gguf → gguf_header, gguf_metadata; gguf_parts
     its keys            gguf_rope, gguf_windows, gguf_kv_heads, gguf_mixture, gguf_latents,

@@ -125,6 +125,7 @@ def _start_from_proto(start: compute_pb2.SlotStart) -> SlotStart:
         block_ids=_column(start.block_ids),
         sampling=_sampling_from_proto(start.sampling, start.sample_index),
         prefix=_prefix_from_proto(start.prefix) if start.HasField("prefix") else None,
+        adapter=start.adapter,
     )
 
 
@@ -267,6 +268,15 @@ def facts_to_proto(facts: PlaneFacts) -> compute_pb2.DescribeResponse:
         software_version=facts.software_version,
         tells_prompts_apart=facts.tells_prompts_apart,
         num_states=limits.num_states,
+        adapters=[
+            compute_pb2.AdapterDescription(
+                name=adapter.name,
+                rank=adapter.rank,
+                num_parameters=adapter.num_parameters,
+                sha256=adapter.sha256,
+            )
+            for adapter in facts.adapters
+        ],
     )
 
 

@@ -81,18 +81,22 @@ def metrics_to_proto(metrics: EngineMetrics) -> inference_pb2.GetMetricsResponse
 
 
 def model_info_to_proto(
-    plane: PlaneDescription, *, max_model_len: int, has_chat_template: bool
+    plane: PlaneDescription, *, model: str, max_model_len: int, has_chat_template: bool
 ) -> inference_pb2.ModelInfo:
-    """Return what is loaded, where, and how long a sequence may be."""
+    """Return what is loaded, where, and how long a sequence may be; `model`: or an adapter."""
+    number = plane.adapter_of(model)
+    adapter = plane.adapters[number - 1] if number else None
     return inference_pb2.ModelInfo(
-        model=plane.model,
+        model=model,
+        base_model="" if adapter is None else plane.model,
+        adapter_rank=0 if adapter is None else adapter.rank,
         architecture=plane.architecture,
         dtype=plane.dtype,
         weight_format=plane.weight_format,
         vocab_size=plane.vocab_size,
         context_length=plane.context_length,
         max_model_len=max_model_len,
-        num_parameters=plane.num_parameters,
+        num_parameters=plane.num_parameters if adapter is None else adapter.num_parameters,
         executor=plane.executor,
         device=plane.device,
         numerics_id=plane.numerics_id,

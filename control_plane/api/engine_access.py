@@ -22,7 +22,7 @@ class EngineAccess:
         self._engine = engine
 
     def require(self, model: str = "") -> EngineFrontend:
-        """Return the engine of the model asked for; empty, as in protobuf: the one that is loaded.
+        """Return the engine of the model or adapter asked for; empty, as in protobuf: the model.
 
         Raises ComputeUnavailableError, DrainingError, EngineStoppedError, ModelNotFoundError.
         """
@@ -30,6 +30,4 @@ class EngineAccess:
         if engine is None:
             self._gate.check()
             raise ComputeUnavailableError("the compute plane is not there yet")
-        if model:
-            engine.plane.check_model(model)
-        return engine
+        return engine.of_model(model) if model else engine

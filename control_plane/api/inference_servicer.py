@@ -96,7 +96,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             embedding_params_from_proto(request),
             options_from_proto(request, name=request_id),
         )
-        return embeddings_to_proto(found, request_id=request_id, model=engine.plane.model)
+        return embeddings_to_proto(found, request_id=request_id, model=engine.model)
 
     async def _answer(
         self,
@@ -151,4 +151,4 @@ async def _submit(
 
 
 def _head(engine: EngineFrontend) -> AnswerHead:
-    return AnswerHead(current_request_id(), engine.plane.model)
+    return AnswerHead(current_request_id(), engine.model)

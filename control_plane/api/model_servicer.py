@@ -15,7 +15,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ModelServicer(inference_pb2_grpc.ModelServiceServicer):
-    """Says which model is loaded."""
+    """Says which model is loaded, and with which adapters."""
 
     def __init__(self, access: EngineAccess) -> None:
         self._access = access
@@ -25,21 +25,23 @@ class ModelServicer(inference_pb2_grpc.ModelServiceServicer):
         request: inference_pb2.ListModelsRequest,  # noqa: ARG002 - gRPC's signature
         context: _Context,  # noqa: ARG002
     ) -> inference_pb2.ListModelsResponse:
-        """Say what is loaded: one model."""
-        return inference_pb2.ListModelsResponse(models=[self._info("")])
+        """Say what is loaded: one model, then its adapters."""
+        names = self._access.require().plane.models
+        return inference_pb2.ListModelsResponse(models=map(self._info, names))
 
     async def GetModelInfo(
         self,
         request: inference_pb2.GetModelInfoRequest,
         context: _Context,  # noqa: ARG002 - gRPC's signature
     ) -> inference_pb2.ModelInfo:
-        """Say what is loaded, and that it is what was asked for."""
+        """Say what is loaded, and that it is, or has, what was asked for."""
         return self._info(request.model)
 
     def _info(self, model: str) -> inference_pb2.ModelInfo:
         engine = self._access.require(model)
         return model_info_to_proto(
             engine.plane,
+            model=engine.model,
             max_model_len=engine.max_model_len,
             has_chat_template=engine.has_chat_template,
         )

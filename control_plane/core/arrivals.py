@@ -73,7 +73,7 @@ class Arrivals:
         if sharing is not None and seq.request.uses_cache:
             if seq.chain is None:
                 seq.chain = sharing.make_chain(
-                    seq.request.input_tokens, seq.output_tokens, seq.request.cache_salt
+                    seq.request.input_tokens, seq.output_tokens, seq.request.cache_scope
                 )
             if seq.chain is not None:
                 # The last token is always computed: its logits are wanted.

@@ -53,7 +53,8 @@ class SlotStart:
     """Everything the compute plane must know to continue a sequence from nothing.
 
     `token_ids`: all tokens known so far, prompt first, and `block_ids`: the whole block table; both
-    behind what they have of the `prefix`.
+    behind what they have of the `prefix`. `adapter`: what they are computed with; 0: the model as
+    it is.
     """
 
     slot: int
@@ -63,6 +64,7 @@ class SlotStart:
     params: GenerationParams
     sample_index: int = 0
     prefix: SlotPrefix | None = None
+    adapter: int = 0
 
 
 class PromptLogprobsRequest(NamedTuple):

@@ -26,6 +26,9 @@ OPTIONAL_PARAMETERS = (
 )
 """Fields of `GenerationParams` that take more of a scheduler than one answer of sampled tokens."""
 
+ADAPTERS = "adapters"
+"""Kept to by a scheduler that starts slots with the adapters of their requests."""
+
 MAY_BE_ZERO = (
     "num_host_blocks",
     "speculative_tokens",
@@ -235,12 +238,12 @@ class KeepsParameters(Protocol):
     """A scheduler that keeps to more than the parameters every scheduler must keep to.
 
     Others are given no request with a value of their own for one of `OPTIONAL_PARAMETERS`, and none
-    with an `embedding`.
+    with an `embedding` or an `adapter`.
     """
 
     @property
     def keeps(self) -> frozenset[str]:
-        """Those of `OPTIONAL_PARAMETERS` that it keeps to, and `EMBEDDINGS` if it makes them."""
+        """Those of `OPTIONAL_PARAMETERS` that it keeps to, and of `EMBEDDINGS` and `ADAPTERS`."""
         ...
 
 

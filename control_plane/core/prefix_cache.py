@@ -1,10 +1,11 @@
 """Which full blocks hold which tokens: found by a chained digest and by comparing the tokens.
 
-The digest of block i covers the salt of the tenant, all tokens of blocks 0 … i, and how many tokens
-of each were *computed as prompt*. The last is there because a compute plane may compute the KV of a
-prompt's tokens by other products than that of generated ones: then their bits differ, and a block
-may only stand in for one that would have been computed the same way. Where a plane says that it
-makes no difference, the role is left out of the digest.
+The digest of block i covers the salt (of the tenant, and of what its tokens are computed with:
+`Request.cache_scope`), all tokens of blocks 0 … i, and how many tokens of each were *computed as
+prompt*. The last is there because a compute plane may compute the KV of a prompt's tokens by other
+products than that of generated ones: then their bits differ, and a block may only stand in for one
+that would have been computed the same way. Where a plane says that it makes no difference, the role
+is left out of the digest.
 
 A digest is BLAKE2b of 128 bits (RFC 7693), so that nobody can find two prefixes with the same one;
 the tokens of every block are compared all the same, on the whole way from the first block, before

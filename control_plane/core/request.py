@@ -14,6 +14,7 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.guesses import Guesses
 from control_plane.core.prefix_cache import TokenChain
 from control_plane.core.prompt_lookup import PromptLookup
+from control_plane.core.request_options import MAX_SALT_BYTES
 from control_plane.core.token_masks import of_both
 
 
@@ -75,6 +76,8 @@ class Request:
     `finish_reason`: of the request as a whole, that is of its first sample where all ran to an end.
     `priority`: lower ones are served first; within one, first come, first served.
     `cache_salt`: requests find only what requests of the same salt have left in the prefix cache.
+    `adapter`: what its tokens are computed with, of those of the compute plane, counted from 1; 0:
+    the model as it is.
     `uses_cache`: whether it may find anything there at all.
     `cached_tokens`: tokens of the prompt that it found there.
     `prompt_logprobs`: of the prompt's tokens from its second on, as far as they are known, if
@@ -110,6 +113,17 @@ class Request:
     constraints: tuple[Constraint, ...] = ()
     open_tokens: bytes = b""
     embedding: Embedding | None = None
+    adapter: int = 0
+
+    @property
+    def cache_scope(self) -> str:
+        """What tells its blocks from those of others with the same tokens: salt and adapter.
+
+        With an adapter it has more bytes than any salt that is let in, so that none is the same.
+        """
+        if not self.adapter:
+            return self.cache_salt
+        return f"{self.adapter}".ljust(MAX_SALT_BYTES + 1, "\0") + self.cache_salt
 
     @property
     def awaits_prompt_logprobs(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a caller may say of a request that changes no token of it."""
+"""What a request is asked with besides its prompt and its parameters."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ MAX_SALT_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a caller says of a request that changes no token of it.
+    """What a caller says of a request besides its prompt and its parameters.
+
+    Nothing of it but `adapter` changes a token.
 
     `priority`: lower ones are served first, −2^31 to 2^31 − 1. `cache_salt`: only requests of the
     same salt share cached tokens, at most 256 bytes. `name`: what it is called where requests are
-    listed.
+    listed. `adapter`: of those of the compute plane, counted from 1; 0: the model as it is.
     """
 
     priority: int = 0
     cache_salt: str = ""
     name: str = ""
+    adapter: int = 0
 
     def validate(self) -> None:
         """Raise ValidationError naming the first field out of range, its limit and its value."""

@@ -60,6 +60,8 @@ class RequestTable:
             raise SchedulerError("only a request with one sample is forked, into one with one")
         if child.input_tokens != group.request.input_tokens:
             raise SchedulerError("a fork has the prompt of its parent")
+        if child.adapter != group.request.adapter:
+            raise SchedulerError("a fork has the adapter of its parent")
         if group.request.constraints or child.constraints:
             raise SchedulerError("a constrained request is not forked")
         parent = group.sequences[0]

@@ -19,6 +19,7 @@ from control_plane.core.embedding import EMBEDDINGS
 from control_plane.core.failures import Failures
 from control_plane.core.host_pool import HostPool
 from control_plane.core.interface import (
+    ADAPTERS,
     OPTIONAL_PARAMETERS,
     RequestOutput,
     SchedulerConfig,
@@ -92,7 +93,7 @@ class Scheduler:
         self._last_step = 0
         self._num_steps = 0
 
-    keeps: Final = frozenset((*OPTIONAL_PARAMETERS, EMBEDDINGS))
+    keeps: Final = frozenset((*OPTIONAL_PARAMETERS, EMBEDDINGS, ADAPTERS))
     """`control_plane.core.interface.KeepsParameters`."""
 
     # Requests
@@ -107,9 +108,9 @@ class Scheduler:
     def fork(self, parent_id: int, child: Request) -> int:
         """Add a request that goes on from the tokens another has by now; its id.
 
-        `child` has the parent's prompt, and parameters of its own; its `output_tokens` become a
-        copy of the parent's. It shares the parent's blocks where that is possible and runs at once
-        if there is a slot for it; otherwise it waits like any other request.
+        `child` has the parent's prompt and adapter, and parameters of its own; its `output_tokens`
+        become a copy of the parent's. It shares the parent's blocks where that is possible and runs
+        at once if there is a slot for it; otherwise it waits like any other request.
 
         Raises what `add_request` raises, SchedulerError if the parent is unknown, has ended, or
         has several samples.

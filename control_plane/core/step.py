@@ -146,6 +146,7 @@ class Step:
                 params=seq.group.params,
                 sample_index=seq.sample_index,
                 prefix=prefix,
+                adapter=request.adapter,
             )
         )
 

@@ -7,7 +7,7 @@
                      convert (the core ↔ protobuf), link_errors
     the plane        plane (what is known of it, and limits that follow)
     from a client    frontend → engine_parts → admission, gate; text_service,
-                     template_choice
+                     template_choice, asking
     to the client    stream_hub → events, streams → sample_text; generation, continued;
                      delivery_pace, send_patience
     embeddings       embedder → embedding

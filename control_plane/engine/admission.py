@@ -115,6 +115,7 @@ class Admission:
             cache_salt=options.cache_salt,
             uses_cache=params.num_prompt_logprobs is None,
             name=options.name,
+            adapter=options.adapter,
         )
         if params.min_tokens > len(output_tokens):
             request.open_tokens = self._open_tokens(request)
@@ -143,6 +144,7 @@ class Admission:
             uses_cache=pooling is not Pooling.MEAN,
             name=options.name,
             embedding=Embedding(pooling),
+            adapter=options.adapter,
         )
 
     def check_room(

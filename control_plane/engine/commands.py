@@ -7,6 +7,7 @@ from collections.abc import Callable
 from control_plane.core.embedding import EMBEDDINGS
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.interface import (
+    ADAPTERS,
     OPTIONAL_PARAMETERS,
     EndsSamples,
     FlushesPrefixCache,
@@ -103,6 +104,8 @@ class CommandDesk:
         keeps = scheduler.keeps if isinstance(scheduler, KeepsParameters) else frozenset()
         if request.embedding is not None and EMBEDDINGS not in keeps:
             raise ValidationError("this engine's scheduler makes no embeddings", field="prompt")
+        if request.adapter and ADAPTERS not in keeps:
+            raise ValidationError("this engine's scheduler takes no adapters", field="model")
         for name in OPTIONAL_PARAMETERS:
             value = getattr(request.params, name)
             if name in keeps or value == getattr(_PLAIN, name):

@@ -18,7 +18,7 @@ from control_plane.core.batch import (
     TokenLogprobs,
 )
 from control_plane.core.generation_params import GenerationParams
-from control_plane.engine.plane import PlaneDescription
+from control_plane.engine.plane import AdapterDescription, PlaneDescription
 from control_plane.text.assets import ModelAssets
 from planes.errors import SchedulerError
 from protos.hetero.compute.v1 import compute_pb2
@@ -121,6 +121,7 @@ def _start_to_proto(
         else compute_pb2.SlotPrefix(
             slot=prefix.slot, num_tokens=prefix.num_tokens, num_blocks=prefix.num_blocks
         ),
+        adapter=start.adapter,
     )
 
 
@@ -255,6 +256,10 @@ def description_from_proto(response: compute_pb2.DescribeResponse) -> PlaneDescr
         max_embeddings=limits.max_embeddings,
         pooling=model.pooling,
         num_states=response.num_states,
+        adapters=tuple(
+            AdapterDescription(one.name, one.rank, one.num_parameters, one.sha256)
+            for one in response.adapters
+        ),
     )
 
 

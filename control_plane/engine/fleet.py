@@ -254,7 +254,7 @@ class Fleet:
             command(member.inbox)
 
     def _hashes(self, request: Request) -> list[int]:
-        return chunk_hashes(request.input_tokens, request.cache_salt) if request.uses_cache else []
+        return chunk_hashes(request.input_tokens, request.cache_scope) if request.uses_cache else []
 
     def _best(self, members: Sequence[Member], hashes: list[int]) -> Member:
         return members[choose([member.candidate(hashes) for member in members])]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Self
 
 from control_plane.access.principal import Lease, current_principal
 from control_plane.core.embedding_params import EmbeddingParams, Input, TextEmbedding
@@ -14,6 +16,7 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request import Request
 from control_plane.core.request_options import PLAIN, RequestOptions
+from control_plane.engine.asking import ask
 from control_plane.engine.continued import end_of_continued
 from control_plane.engine.embedder import Embedder
 from control_plane.engine.embedding import MAX_AT_ONCE, EmbeddingDesk
@@ -24,7 +27,7 @@ from control_plane.engine.plane import PlaneDescription
 from control_plane.engine.sample_text import SampleText
 from control_plane.engine.streams import RequestStream, TextDelta
 from control_plane.engine.text_service import MAX_INLINE_TOKENS, ChatPrompt, TextService
-from control_plane.errors import EngineStoppedError, RequestNotFoundError
+from control_plane.errors import RequestNotFoundError
 from control_plane.telemetry import EngineMetrics
 from control_plane.text.answers.text_form import PLAIN as PLAIN_TEXT
 from control_plane.text.answers.text_form import TextForm
@@ -33,17 +36,13 @@ from control_plane.text.tokenizer import Tokenizer
 
 __all__ = ["ChatPrompt", "EngineFrontend", "EngineParts", "Generation", "TextDelta"]
 
-T = TypeVar("T")
-
-INSPECT_PATIENCE_S = 10.0
-"""The engine answers between two turns, each of which waits for one step at most."""
-
 
 class EngineFrontend:
-    """Submits requests from tasks of one event loop."""
+    """Submits requests from tasks of one event loop, to the model or to one of its adapters."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
+        self._adapter = 0
         self._text = TextService(
             parts.tokenizer,
             parts.admission,
@@ -63,6 +62,20 @@ class EngineFrontend:
             ),
             max_at_once=min(MAX_AT_ONCE, parts.max_queued_requests),
         )
+
+    def of_model(self, name: str) -> Self:
+        """Return the front end of what is called so: this one's model, or an adapter of it.
+
+        Raises ModelNotFoundError.
+        """
+        found = copy.copy(self)
+        found._adapter = self.plane.adapter_of(name)
+        return found
+
+    @property
+    def model(self) -> str:
+        """The name of what is asked here: the model, or one of its adapters."""
+        return self.plane.name_of(self._adapter)
 
     @property
     def plane(self) -> PlaneDescription:
@@ -150,6 +163,7 @@ class EngineFrontend:
         parts.gate.check()
         params.validate()
         options.validate()
+        options = replace(options, adapter=self._adapter)
         token_ids = await self._text.tokenize(prompt) if isinstance(prompt, str) else prompt
         parts.gate.check()
         request = parts.admission.make_request(
@@ -192,6 +206,7 @@ class EngineFrontend:
             if lease is not None:
                 options = current_principal().scope(options)
             self._parts.gate.check()
+            options = replace(options, adapter=self._adapter)
             return await self._embedder.embed(
                 inputs, params, options, lease, arrival_time=arrival_time
             )
@@ -230,7 +245,7 @@ class EngineFrontend:
         Raises EngineStoppedError if the engine does not answer.
         """
         inbox = self._parts.inbox
-        return await self._ask(lambda reply: inbox.inspect(reply, include_ended=include_ended))
+        return await ask(lambda reply: inbox.inspect(reply, include_ended=include_ended))
 
     # Text: while it is worked on it holds a place of its principal, whose limits come before the
     # work. Its tokens are not booked: nothing is computed of them.
@@ -317,33 +332,13 @@ class EngineFrontend:
 
         Raises EngineStoppedError if the engine does not answer.
         """
-        return await self._ask(self._parts.inbox.flush_prefix_cache)
+        return await ask(self._parts.inbox.flush_prefix_cache)
 
     def drain(self) -> None:
         """Take no new requests from now on; those under way go on to their ends."""
         self._parts.gate.drain()
         if self._parts.on_drain is not None:
             self._parts.on_drain()
-
-    async def _ask(self, put: Callable[[Callable[[T], None]], None]) -> T:
-        """Put a question to the engine and wait for its answer."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def settle(value: T) -> None:
-            if not answer.done():
-                answer.set_result(value)
-
-        def reply(value: T) -> None:
-            # Nobody waits for it where the event loop is closed: the process ends.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, value)
-
-        put(reply)
-        try:
-            return await asyncio.wait_for(answer, INSPECT_PATIENCE_S)
-        except TimeoutError:
-            raise EngineStoppedError("the engine does not answer; see its log") from None
 
     def _abandon(self, generation: Generation) -> None:
         """Forget the stream, and end the request if it goes on."""

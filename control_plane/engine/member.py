@@ -11,6 +11,7 @@ from control_plane.engine.bring_up import ConnectedPlane
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.inbox import Inbox
 from control_plane.engine.loop import EngineLoop
+from control_plane.engine.plane import said
 from control_plane.engine.routing import CHUNK_TOKENS, Candidate, PrefixTrace
 from control_plane.engine.thread import EngineThread
 from control_plane.errors import PlaneMismatchError
@@ -87,17 +88,18 @@ class Member:
 def check_same_model(one: ConnectedPlane, other: ConnectedPlane, address: str) -> None:
     """Raise PlaneMismatchError unless two planes have the same model; `address`: of the other.
 
-    Their devices, their pools and how they compute may differ.
+    And the same adapters, in the same order. Their devices, their pools and how they compute may
+    differ.
     """
     facts: list[tuple[str, object, object]] = [
         (name, getattr(one.plane, name), getattr(other.plane, name))
-        for name in ("model", "model_sha256", "vocab_size", "context_length")
+        for name in ("model", "model_sha256", "vocab_size", "context_length", "adapters")
     ]
     for name, first, second in facts:
         if first != second:
             raise PlaneMismatchError(
                 f"the compute planes must have the same model: {name} at {address} is "
-                f"{second!r}, elsewhere it is {first!r}",
+                f"{said(second)}, elsewhere it is {said(first)}",
                 field=name,
             )
     for name in one.assets.__slots__:

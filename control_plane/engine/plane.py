@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.embedding import EMBEDDINGS
@@ -42,13 +44,30 @@ _MAY_GROW = ("num_blocks", "max_slots", "num_states")
 """Facts of a plane of which more than before is no matter."""
 
 
+MAX_TOLD_ADAPTERS: Final = 8
+"""In one message; their names may be long, and there may be many."""
+
+
+class AdapterDescription(NamedTuple):
+    """An adapter of the plane, as in `hetero.compute.v1.AdapterDescription`."""
+
+    name: str
+    rank: int = 0
+    num_parameters: int = 0
+    sha256: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} (sha256 {self.sha256[:12]}…)" if self.sha256 else self.name
+
+
 @dataclass(frozen=True, slots=True)
 class PlaneDescription:
     """The answer of `Describe`, as far as decisions depend on it.
 
     `num_host_blocks`, `tells_prompts_apart`, `features`, `num_states`: as in `DescribeResponse`;
     `pooling`: as in `ModelDescription`. `max_embeddings`: rows of a batch that may give hidden
-    states, of `hidden_size` numbers each.
+    states, of `hidden_size` numbers each. `adapters`: adapter i is entry i − 1, 0 is the model as
+    it is.
     """
 
     protocol_version: int
@@ -80,6 +99,7 @@ class PlaneDescription:
     max_embeddings: int = 0
     pooling: str = ""
     num_states: int = 0
+    adapters: tuple[AdapterDescription, ...] = ()
 
     def check(self) -> None:
         """Raise PlaneMismatchError unless this control plane can work with the plane."""
@@ -110,13 +130,35 @@ class PlaneDescription:
                 f"max_slots ({self.max_slots})",
                 field="num_states",
             )
-
-    def check_model(self, name: str) -> None:
-        """Raise ModelNotFoundError if that is not what the loaded model is called."""
-        if name != self.model:
-            raise ModelNotFoundError(
-                f"model {name!r} is not loaded, {self.model!r} is", field="model"
+        names = self.models
+        if len(set(names)) < len(names):
+            raise PlaneMismatchError(
+                "the compute plane has several of one name among the model and its adapters: "
+                f"{_listed(names)}",
+                field="adapters",
             )
+
+    @property
+    def models(self) -> list[str]:
+        """Everything that requests may name: the model, then its adapters."""
+        return [self.model, *(adapter.name for adapter in self.adapters)]
+
+    def adapter_of(self, model: str) -> int:
+        """Return the adapter of that name, 0: the model is called so. Raises ModelNotFoundError."""
+        if model == self.model:
+            return 0
+        for number, adapter in enumerate(self.adapters, start=1):
+            if adapter.name == model:
+                return number
+        names = [adapter.name for adapter in self.adapters]
+        among = f", with the adapters {_listed(names)}" if names else ""
+        raise ModelNotFoundError(
+            f"model {model!r} is not loaded, {self.model!r} is{among}", field="model"
+        )
+
+    def name_of(self, adapter: int) -> str:
+        """Return what an adapter is called, 0: the model."""
+        return self.adapters[adapter - 1].name if adapter else self.model
 
     def check_continues(self, before: PlaneDescription) -> None:
         """Raise PlaneMismatchError unless requests begun on `before` may go on here.
@@ -139,12 +181,13 @@ class PlaneDescription:
             "num_states",
             "tells_prompts_apart",
             "features",
+            "adapters",
         ):
             old, new = getattr(before, name), getattr(self, name)
             if old != new and not (name in _MAY_GROW and new > old > 0):
                 raise PlaneMismatchError(
-                    f"the compute plane came back with another {name}: {_said(new)}, it was "
-                    f"{_said(old)}; restart the control plane",
+                    f"the compute plane came back with another {name}: {said(new)}, it was "
+                    f"{said(old)}; restart the control plane",
                     field=name,
                 )
 
@@ -155,9 +198,18 @@ class PlaneDescription:
         return replace(self, **{name: getattr(before, name) for name in _MAY_GROW})
 
 
-def _said(value: object) -> str:
+def said(value: object) -> str:
     """Spell a fact of a plane the same way each time."""
+    if isinstance(value, tuple):
+        return _listed(value) or "none"
     return ", ".join(sorted(value)) if isinstance(value, frozenset) else repr(value)
+
+
+def _listed(names: Sequence[object]) -> str:
+    """List the first ones, and how many there are more."""
+    num_more = len(names) - MAX_TOLD_ADAPTERS
+    told = ", ".join(map(str, names[:MAX_TOLD_ADAPTERS]))
+    return f"{told} and {num_more} more" if num_more > 0 else told
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from control_plane.engine.frontend import EngineFrontend
@@ -21,7 +21,10 @@ MetricsPage: TypeAlias = Callable[[], tuple[bytes, str]]
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine and what the routes derive from it once. `created`: when it came, Unix seconds."""
+    """An engine and what the routes derive from it once. `created`: when it came, Unix seconds.
+
+    `frontend`: of what a request asks, the model or an adapter.
+    """
 
     frontend: EngineFrontend
     speller: Speller
@@ -29,8 +32,14 @@ class LoadedEngine:
 
     @property
     def model(self) -> str:
-        """The name of the loaded model."""
-        return self.frontend.plane.model
+        """The name of what is asked: the loaded model, or one of its adapters."""
+        return self.frontend.model
+
+    @property
+    def base_model(self) -> str | None:
+        """The name of the loaded model, where an adapter of it is asked; None: it is itself."""
+        model = self.frontend.plane.model
+        return None if model == self.model else model
 
     @property
     def fingerprint(self) -> str:
@@ -66,11 +75,11 @@ class Backend:
         return None if self._engine is None else self._engine.frontend.max_model_len
 
     def require_engine(self, model: str | None = None) -> LoadedEngine:
-        """Return the engine. Raises EngineError if there is none, or it has another model."""
+        """Return the engine of a model or adapter, None: the model. Raises EngineError."""
         engine = self._engine
         if engine is None:
             self.gate.check()
             raise ComputeUnavailableError("the compute plane is not there yet")
-        if model is not None:
-            engine.frontend.plane.check_model(model)
-        return engine
+        if model is None:
+            return engine
+        return replace(engine, frontend=engine.frontend.of_model(model))

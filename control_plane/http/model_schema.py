@@ -12,17 +12,22 @@ OWNER = "hetero-paged-infer"
 
 
 class Model(BaseModel):
-    """The loaded model. `max_model_len`: prompt and answer together, in tokens."""
+    """The loaded model, or an adapter. `max_model_len`: prompt and answer together, in tokens.
+
+    `root`: its name; `parent`: that of the model which an adapter changes.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: str | None
     max_model_len: int
 
 
 class ModelList(BaseModel):
-    """Every model there is: one."""
+    """Everything that `model` may name: the loaded model, then its adapters."""
 
     object: Literal["list"]
     data: list[Model]
@@ -36,11 +41,13 @@ class State(BaseModel):
 
 
 def describe_model(engine: LoadedEngine) -> dict[str, object]:
-    """Spell the loaded model."""
+    """Spell the loaded model, or an adapter."""
     return {
         "id": engine.model,
         "object": "model",
         "created": engine.created,
         "owned_by": OWNER,
+        "root": engine.model,
+        "parent": engine.base_model,
         "max_model_len": engine.frontend.max_model_len,
     }

@@ -40,13 +40,14 @@ def openai_routes(backend: Backend) -> APIRouter:
 
     @router.get("/models", response_model=ModelList)
     async def list_models() -> Response:
-        """List the loaded model."""
-        engine = backend.require_engine()
-        return JSONResponse({"object": "list", "data": [describe_model(engine)]})
+        """List the loaded model and its adapters."""
+        names = backend.require_engine().frontend.plane.models
+        models = [describe_model(backend.require_engine(name)) for name in names]
+        return JSONResponse({"object": "list", "data": models})
 
     @router.get("/models/{model:path}", response_model=Model)
     async def get_model(model: str) -> Response:
-        """Describe the loaded model."""
+        """Describe the loaded model, or one of its adapters."""
         return JSONResponse(describe_model(backend.require_engine(model)))
 
     @router.post("/completions", **declared_answers(Completion, CompletionChunk))

@@ -33,11 +33,11 @@ class Instruments:
         self._tracing = tracing
         self._repeats_vllm = repeats_vllm
 
-    def watch(self, model: str) -> WatchMaker:
-        """Return what makes the watches of requests for a model."""
+    def watch(self, *models: str) -> WatchMaker:
+        """Return what makes the watches of requests for a model and its adapters, by name."""
         if self._tracing is None:
             return self.requests.watch
-        return self._tracing.watch(model, self.requests.watch)
+        return self._tracing.watch(models, self.requests.watch)
 
     def page(self, members: Callable[[], Sequence[Member]]) -> Callable[[], MetricsPage] | None:
         """Return what loads the page of `/metrics`, in some tens of milliseconds, on any thread.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,11 +35,14 @@ class Tracing:
     tracer: Tracer
     close: Callable[[], None]
 
-    def watch(self, model: str, then: WatchMaker) -> WatchMaker:
-        """Return what makes watches that write a span and pass everything on to `then`'s."""
+    def watch(self, models: Sequence[str], then: WatchMaker) -> WatchMaker:
+        """Return what makes watches that write a span and pass everything on to `then`'s.
+
+        `models`: the model's name, then those of its adapters.
+        """
         from control_plane.tracing.spans import SpanMaker
 
-        return SpanMaker(self.tracer, model, then).watch
+        return SpanMaker(self.tracer, models, then).watch
 
 
 def load_tracing(endpoint: str | None) -> Tracing | None:

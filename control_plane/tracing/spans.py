@@ -6,6 +6,7 @@ Needs opentelemetry-api; see `control_plane.tracing.provider` for where spans go
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -37,11 +38,14 @@ _EVENTS = {
 
 
 class SpanMaker:
-    """Makes watches that write a span, besides what others do. `model`: its name."""
+    """Makes watches that write a span, besides what others do.
 
-    def __init__(self, tracer: Tracer, model: str, then: WatchMaker) -> None:
+    `models`: the model's name, then those of its adapters.
+    """
+
+    def __init__(self, tracer: Tracer, models: Sequence[str], then: WatchMaker) -> None:
         self._tracer = tracer
-        self._model = model
+        self._models = models
         self._then = then
 
     def watch(self, request: Request) -> StreamWatch:
@@ -82,7 +86,7 @@ class SpanMaker:
     ) -> dict[str, str | int | float | list[str]]:
         params = request.params
         found: dict[str, str | int | float | list[str]] = {
-            "gen_ai.request.model": self._model,
+            "gen_ai.request.model": self._models[request.adapter],
             "gen_ai.request.id": request.name,
             "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.request.temperature": params.temperature,

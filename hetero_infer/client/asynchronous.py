@@ -72,8 +72,9 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
         """Complete a prompt, text or token ids, and return the whole answer.
 
         `params`: None takes the server's defaults. `priority`: lower ones are served first.
-        `cache_salt`: only requests of the same salt share cached prompts. `model`: empty: the one
-        that is loaded. `timeout_s`: None: as long as it takes; passed, the request is aborted.
+        `cache_salt`: only requests of the same salt share cached prompts. `model`: what is loaded,
+        or one of its adapters; empty: the former. `timeout_s`: None: as long as it takes; passed,
+        the request is aborted.
         """
         request = TextRequest(prompt_of(prompt), params, priority, cache_salt, model)
         return await self._run(calls.generate(request), timeout_s)
@@ -181,11 +182,11 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
         return await self._run(call, timeout_s)
 
     async def model_info(self, model: str = "", *, timeout_s: float = RPC_TIMEOUT_S) -> ModelInfo:
-        """Return what is loaded."""
+        """Return what is loaded; `model`: an adapter of it."""
         return await self._run(calls.model_info(model), timeout_s)
 
     async def list_models(self, *, timeout_s: float = RPC_TIMEOUT_S) -> tuple[ModelInfo, ...]:
-        """Return everything that is loaded."""
+        """Return everything that is loaded: a model, then its adapters."""
         return await self._run(calls.list_models(), timeout_s)
 
     async def get_metrics(self, *, timeout_s: float = RPC_TIMEOUT_S) -> EngineMetrics:

@@ -72,8 +72,9 @@ class Client(StreamingMethods["Stream"]):
         """Complete a prompt, text or token ids, and return the whole answer.
 
         `params`: None takes the server's defaults. `priority`: lower ones are served first.
-        `cache_salt`: only requests of the same salt share cached prompts. `model`: empty: the one
-        that is loaded. `timeout_s`: None: as long as it takes; passed, the request is aborted.
+        `cache_salt`: only requests of the same salt share cached prompts. `model`: what is loaded,
+        or one of its adapters; empty: the former. `timeout_s`: None: as long as it takes; passed,
+        the request is aborted.
         """
         request = TextRequest(prompt_of(prompt), params, priority, cache_salt, model)
         return self._run(calls.generate(request), timeout_s)
@@ -179,11 +180,11 @@ class Client(StreamingMethods["Stream"]):
         return self._run(call, timeout_s)
 
     def model_info(self, model: str = "", *, timeout_s: float = RPC_TIMEOUT_S) -> ModelInfo:
-        """Return what is loaded."""
+        """Return what is loaded; `model`: an adapter of it."""
         return self._run(calls.model_info(model), timeout_s)
 
     def list_models(self, *, timeout_s: float = RPC_TIMEOUT_S) -> tuple[ModelInfo, ...]:
-        """Return everything that is loaded."""
+        """Return everything that is loaded: a model, then its adapters."""
         return self._run(calls.list_models(), timeout_s)
 
     def get_metrics(self, *, timeout_s: float = RPC_TIMEOUT_S) -> EngineMetrics:

@@ -13,6 +13,8 @@ class ModelInfo:
     """What the server runs. `max_model_len`: prompt and completion together, in tokens.
 
     `context_length`: what the model itself takes. `has_chat_template`: whether it can chat.
+    `base_model`: of an adapter, the model that it changes, else empty; `adapter_rank`: its rank.
+    `num_parameters` are an adapter's own then, the rest is of the model.
     """
 
     model: str
@@ -28,6 +30,8 @@ class ModelInfo:
     numerics_id: str = ""
     software_version: str = ""
     has_chat_template: bool = False
+    base_model: str = ""
+    adapter_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,12 @@ Id = str | int
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a line that says nothing else is asked with."""
+    """What a line that says nothing else is asked with. `model`: empty: the one that is loaded."""
 
     params: GenerationParams
     options: RequestOptions
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,9 @@ def _check_ids(jobs: Iterable[Job]) -> None:
 
 def _from_text(name: str, number: int, defaults: Defaults) -> Job:
     options = defaults.options
-    request = TextRequest(_read_text(name), defaults.params, options.priority, options.cache_salt)
+    request = TextRequest(
+        _read_text(name), defaults.params, options.priority, options.cache_salt, defaults.model
+    )
     return Job(STDIN_ID if name == STDIN else name, f"as file {number}", request)
 
 
@@ -243,7 +246,7 @@ def _request(values: Mapping[str, Any], defaults: Defaults) -> TextRequest | Cha
         cache_salt=values.get("cache_salt", defaults.options.cache_salt),
     )
     options.validate()
-    model = values.get("model", "")
+    model = values.get("model", defaults.model)
     if not isinstance(model, str):
         raise ValidationError(f"model must be text, got {model!r}", field="model")
     if "prompt" in values:

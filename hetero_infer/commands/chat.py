@@ -64,7 +64,7 @@ def chat(settings: Settings, target: ChatSettings, flags: Mapping[str, object]) 
             server.address, token=server.token, tls=server.tls, on_wait=notices.tell_wait
         ) as client,
     ):
-        info = client.model_info()
+        info = client.model_info(generation.adapter or "")
         if not info.has_chat_template:
             raise ValidationError(
                 f"{info.model}: {_why_no_chat(client)}; without one there is only `--input` (give "
@@ -138,6 +138,7 @@ class Answerer:
             chat_template_kwargs=self._template_kwargs,
             priority=self._generation.priority,
             cache_salt=self._generation.cache_salt or "",
+            model=self._generation.adapter or "",
             resume=True,
             on_lost=self._note_loss,
         ) as stream:

@@ -77,7 +77,9 @@ def complete(
     generation = settings.resolve(GenerationConfig)
     generation.params.validate()
     generation.options.validate()
-    defaults = Defaults(generation.params, generation.options, target.template_kwargs)
+    defaults = Defaults(
+        generation.params, generation.options, target.template_kwargs, generation.adapter or ""
+    )
     jobs = read_jobs(files, target.input_file, defaults)
     notices = Notices()
     with contextlib.closing(_results(target, jobs)) as results:
@@ -89,7 +91,8 @@ def complete(
                 with server_of(settings, target, flags, notices) as server:
                     # One that is not there is noticed here, soon.
                     with Client(server.address, token=server.token, tls=server.tls) as client:
-                        _compare_models(results, client.model_info().model)
+                        client.model_info(defaults.model)
+                        _compare_models(results, [one.model for one in client.list_models()])
                     asyncio.run(_Batch(server, results, tally, target.concurrency).run(left))
     return EXIT_FAILED if tally.num_failed else 0
 
@@ -105,10 +108,10 @@ def _results(target: CompleteSettings, jobs: Sequence[Job]) -> Results:
     )
 
 
-def _compare_models(results: Results, model: str) -> None:
-    """Warn of answers of different models in one file."""
-    for other in sorted(results.models - {model}):
-        _say(f"warning: there are answers of {other!r} already; this server runs {model!r}")
+def _compare_models(results: Results, models: Sequence[str]) -> None:
+    """Warn of answers of different models in one file; `models`: the server's, adapters last."""
+    for other in sorted(results.models.difference(models)):
+        _say(f"warning: there are answers of {other!r} already; this server runs {models[0]!r}")
 
 
 def _say(line: str) -> None:

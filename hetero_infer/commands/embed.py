@@ -48,9 +48,14 @@ def embed(settings: Settings, target: EmbedSettings, flags: Mapping[str, object]
 
 def _write(client: Client, texts: list[str], first: int, target: EmbedSettings) -> None:
     try:
-        found = client.embed(texts, dimensions=target.dimensions, normalize=target.normalize)
+        found = client.embed(
+            texts,
+            dimensions=target.dimensions,
+            normalize=target.normalize,
+            model=target.adapter or "",
+        )
     except EngineError as error:
-        if error.field != "dimensions":  # that is of no text
+        if error.field not in ("dimensions", "model"):  # those are of no text
             which = (
                 f"texts {first} to {first + len(texts) - 1}" if len(texts) > 1 else f"text {first}"
             )

@@ -80,7 +80,7 @@ def _run(
             from hetero_infer.client import Client
 
             client = stack.enter_context(Client(server.address))
-            info = client.model_info()
+            info = client.model_info(generation.adapter or "")
             num_blocks = client.get_memory_stats().total_blocks
         printer.model(info)
         printer.pool(config, num_blocks)
@@ -99,6 +99,7 @@ def _stream(client: Client, prompt: str, generation: GenerationConfig, printer: 
         params,
         priority=generation.priority,
         cache_salt=generation.cache_salt or "",
+        model=generation.adapter or "",
         resume=can_resume(params),
     ) as stream:
         if params.n == 1:

@@ -16,7 +16,7 @@ from control_plane.text.template_kwargs import read_template_kwargs
 from hetero_infer.config import api_token
 from hetero_infer.generation_config import GenerationConfig
 from planes.errors import ConfigError
-from planes.settings import setting
+from planes.settings import as_in, setting
 from planes.tls_files import ClientFiles, client_files
 
 MAX_CONCURRENCY = 4096
@@ -138,6 +138,7 @@ class EmbedSettings(TargetSettings):
         None, help="numbers of each embedding, the first ones; default: all", minimum=1
     )
     normalize: bool = setting(True, help="bring embeddings to a length of 1")
+    adapter: str | None = as_in(GenerationConfig, "adapter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

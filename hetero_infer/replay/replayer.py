@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from control_plane.engine.recording_tables import FilledPlace
 from hetero_infer.replay import comparison
 from hetero_infer.replay.comparison import Answers, Difference, Rules, rules_for
+from hetero_infer.replay.fitting import check_adapters, check_features
 from hetero_infer.replay.recorded_state import RecordedSlot, RecordedState, sample_targets
 from hetero_infer.replay.recording_reader import RecordedStep, SessionStart
 from hetero_infer.replay.replay_plane import ReplayPlane
@@ -122,7 +123,8 @@ class Replayer:
 
     def _replay(self, step: RecordedStep) -> None:
         batch, recorded = step.batch, step.output
-        comparison.check_features(batch, self._described)
+        check_features(batch, self._described)
+        check_adapters(batch, self._session.plane, self._described)
         places = self._state.apply(batch)
         leaves_digests = bool(batch.digest_blocks) and not self._rules.is_exact
         sent = batch

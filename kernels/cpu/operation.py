@@ -106,9 +106,17 @@ class StepWord(IntEnum):
     """Chunks of what goes through states: NUM_STATE_ROWS · parts of a state."""
     TAKEN_TOKENS = 28
     """int64 [T]: of which token of the step each of these is a copy (`take_rows`)."""
+    ADAPTER_RUNS = 29
+    """int32 [NUM_ADAPTER_RUNS, 3]: runs of tokens with one adapter
+    (`kernels.cpu.adapter_operands.AdapterRun`)."""
+    NUM_ADAPTER_RUNS = 30
+    ADAPTER_CHUNKS = 31
+    """Chunks of products with adapters' matrices: 0 where no token has one."""
+    ADAPTED_TOKEN_CHUNKS = 32
+    """TOKEN_CHUNKS if a token has an adapter, else 0."""
 
 
-HEADER_WORDS: Final = 29
+HEADER_WORDS: Final = 33
 
 
 class Operation:

@@ -26,6 +26,8 @@ from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 EOS = 257
 BLOCK_SIZE = 4
 POLL_S = 1.0
+ADAPTER_STEP = 1000
+"""With an adapter, the pool holds other ids for the same tokens."""
 
 _epochs = itertools.count(1)
 
@@ -36,12 +38,20 @@ def next_token(tokens: list[int], seed: int, sample: int = 0) -> int:
     return ord("a") + hashlib.sha256(text.encode()).digest()[0] % 26
 
 
-def expected_text(prompt: str, num_tokens: int, seed: int = 0, sample: int = 0) -> str:
+def expected_text(
+    prompt: str, num_tokens: int, seed: int = 0, sample: int = 0, adapter: int = 0
+) -> str:
     """What the fake plane answers to a request that is alone."""
     tokens = list(prompt.encode())
     for _ in range(num_tokens):
-        tokens.append(next_token(tokens, seed, sample))
+        held = [token + ADAPTER_STEP * adapter for token in tokens]
+        tokens.append(next_token(held, seed, sample))
     return bytes(tokens[-num_tokens:]).decode()
+
+
+def as_bytes(held: list[int]) -> bytes:
+    """The text of what the pool holds."""
+    return bytes(t % ADAPTER_STEP for t in held if t % ADAPTER_STEP < 256)
 
 
 def hidden_states(tokens: list[int]) -> list[float]:
@@ -57,6 +67,7 @@ class Slot:
     sample: int
     num_prompt: int
     num_logprobs: int | None = None
+    adapter: int = 0
 
 
 @dataclass
@@ -88,6 +99,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
     loses_answer_to_open: bool = False  # the next one
     stands_after: int | None = None  # batches, from which on it answers nothing until it is killed
     num_descriptions: int = 0  # given so far
+    adapters: tuple[str, ...] = ()  # by their names
 
     def start(self) -> None:
         self.epoch = next(_epochs)
@@ -159,6 +171,12 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             current_session=self.other_session or self.session,
             last_step=self.last_step,
             num_states=self.num_states,
+            adapters=[
+                compute_pb2.AdapterDescription(
+                    name=name, rank=8, num_parameters=80, sha256=name.encode().hex()
+                )
+                for name in self.adapters
+            ],
         )
 
     def GetModelAssets(self, request, context):
@@ -235,6 +253,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
                 start.sample_index,
                 start.num_prompt_tokens,
                 start.sampling.num_logprobs if start.sampling.HasField("num_logprobs") else None,
+                start.adapter,
             )
         blocks = iter(batch.new_block_ids)
         for row, slot_id in enumerate(batch.slots):
@@ -244,7 +263,8 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             first = batch.positions[row]
             for position in range(first, first + batch.query_lens[row]):
                 block = self.block(slot.blocks[position // BLOCK_SIZE])
-                block[position % BLOCK_SIZE] = slot.tokens[position]
+                token = slot.tokens[position] + ADAPTER_STEP * slot.adapter
+                block[position % BLOCK_SIZE] = token
         self.add_prompt_logprobs(batch, output)
         for request in batch.embeddings:
             self.embed(request, batch, output)
@@ -254,7 +274,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             length = batch.positions[row] + batch.query_lens[row]
             blocks = [self.block(number) for number in slot.blocks]
             read = [blocks[p // BLOCK_SIZE][p % BLOCK_SIZE] for p in range(length)]
-            text = bytes(token for token in read if token < 256)
+            text = as_bytes(read)
             if self.poisoned_prompt and text.startswith(self.poisoned_prompt):
                 output.row_failures.add(
                     row=row, reason=compute_pb2.ROW_FAILURE_REASON_NOT_FINITE, message="NaN logits"
@@ -290,7 +310,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         end = first + batch.query_lens[request.row]
         blocks = [self.block(number) for number in slot.blocks]
         read = [blocks[p // BLOCK_SIZE][p % BLOCK_SIZE] for p in range(end)]
-        if self.poisoned_prompt and bytes(read).startswith(self.poisoned_prompt):
+        if self.poisoned_prompt and as_bytes(read).startswith(self.poisoned_prompt):
             output.row_failures.add(
                 row=request.row,
                 reason=compute_pb2.ROW_FAILURE_REASON_NOT_FINITE,
@@ -319,7 +339,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
     def draw(self, read, slot):
         if len(read) - slot.num_prompt == self.sample_lens.get(slot.sample):
             return EOS
-        text = bytes(t for t in read if t < 256)
+        text = as_bytes(read)
         if self.answer is not None:
             done = len(text) - text.index(b"?") - 1
             return self.answer[done] if done < len(self.answer) else EOS

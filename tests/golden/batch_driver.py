@@ -22,7 +22,7 @@ class DrivenSequence:
     """A sequence under way: all its tokens, how many of them are computed, its blocks.
 
     `num_prompt`: how many of them are its prompt, by default those it begins with. `state`: where
-    models with states keep its own; −1: it has none yet.
+    models with states keep its own; −1: it has none yet. `adapter`: as in `ExecutionBatch`.
     """
 
     tokens: list[int]
@@ -33,6 +33,7 @@ class DrivenSequence:
     blocks: list[int] = field(default_factory=list)
     num_prompt: int = -1
     state: int = -1
+    adapter: int = 0
 
     def __post_init__(self) -> None:
         if self.num_prompt < 0:
@@ -78,6 +79,7 @@ class BatchDriver:
             spans.append((sequence.num_computed, end))
             if end == len(sequence.tokens):
                 sampled.append(row)
+        sequences_adapted = any(sequence.adapter for sequence in sequences)
         width = max(len(sequence.blocks) for sequence in sequences)
         tables = np.full((len(sequences), width), -1, dtype=np.int32)
         for row, sequence in enumerate(sequences):
@@ -96,6 +98,7 @@ class BatchDriver:
             query_lens=int32(end - start for start, end in spans),
             sampled_rows=int32(sampled),
             states=int32(sequence.state for sequence in sequences),
+            adapters=int32(sequence.adapter for sequence in sequences if sequences_adapted),
             sampling=[
                 SamplingRow(
                     temperature=sequences[row].temperature,

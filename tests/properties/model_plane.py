@@ -26,11 +26,12 @@ from tests.properties.toy_model import VOCABULARY, next_logprobs, next_token
 
 
 class Cell(NamedTuple):
-    """One token's KV. `is_prompt`: how it was computed. `salt`: whose it is."""
+    """One token's KV. `is_prompt`, `adapter`: how it was computed. `salt`: whose it is."""
 
     token: int
     is_prompt: bool
     salt: str
+    adapter: int = 0
 
 
 Block = list[Cell | None]
@@ -54,6 +55,7 @@ class Slot:
     table: list[int]
     params: GenerationParams
     sample_index: int
+    adapter: int = 0
     num_computed: int | None = None  # None: the first row may begin anywhere
     is_poisoned: bool = False
 
@@ -83,6 +85,7 @@ class ModelPlane:
     salt_of: Callable[[int | None], str] = lambda _: ""
     roles_matter: bool = True
     rules: dict[int | None, Rule] = field(default_factory=dict)  # by the seeds of requests
+    adapters: dict[int | None, int] = field(default_factory=dict)  # by them, too
     has_refused: bool = False
     slots: dict[int, Slot] = field(default_factory=dict)
     pool: list[Block] = field(default_factory=list)
@@ -116,6 +119,8 @@ class ModelPlane:
                 before is None or before.params == start.params,
                 f"slot {start.slot} is started while another request uses it",
             )
+            adapter = self.adapters.get(start.params.seed, 0)
+            must(start.adapter == adapter, "a slot is started with the adapter of its request")
             begun = self._begun(start.prefix, released)
             self.slots[start.slot] = Slot(
                 [*begun.tokens, *start.token_ids],
@@ -123,6 +128,7 @@ class ModelPlane:
                 [*begun.table, *start.block_ids],
                 start.params,
                 start.sample_index,
+                start.adapter,
                 is_poisoned=begun.is_poisoned,
             )
         drafts = self._lay_drafts(batch)
@@ -315,7 +321,8 @@ class ModelPlane:
         if position >= len(slot.tokens):  # only a poisoned slot lacks tokens
             return NO_NUMBER
         is_prompt = position < slot.num_prompt or not self.roles_matter
-        return Cell(slot.tokens[position], is_prompt, self.salt_of(slot.params.seed))
+        salt = self.salt_of(slot.params.seed)
+        return Cell(slot.tokens[position], is_prompt, salt, slot.adapter)
 
     def _poison(self, rows: list[Row], fail_row: int | None) -> set[int]:
         """The rows that come to no number: by themselves, or by what they read of others."""

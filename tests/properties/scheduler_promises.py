@@ -69,6 +69,7 @@ class Promises:
         self.scheduler = Scheduler(self.config, self.kv)
         self.salts: dict[int | None, str] = {}
         self.rules: dict[int | None, Rule] = {}
+        self.adapters: dict[int | None, int] = {}
         self.plane = self.new_plane(0)
 
     @property
@@ -85,6 +86,7 @@ class Promises:
             self.salts.__getitem__,
             self.memory.roles_matter,
             self.rules,
+            self.adapters,
         )
         if isinstance(plane, StatePlane):
             plane.num_states = self.config.num_states

@@ -32,6 +32,7 @@ class World(Promises):
         if width is not None:
             n = min(n, int(str(width)))
         self.salts[number] = str(options.get("cache_salt", ""))
+        self.adapters[number] = int(str(options.get("adapter", 0)))
         request = Request(
             id=7 + 3 * number,
             input_tokens=prompt,
@@ -91,7 +92,12 @@ class World(Promises):
         return num_shared + (num_each - num_shared) * (request.params.beam_width or 1)
 
     def fork(self, parent: Request, max_tokens: int) -> None:
-        child = self.make(list(parent.input_tokens), max_tokens, cache_salt=parent.cache_salt)
+        child = self.make(
+            list(parent.input_tokens),
+            max_tokens,
+            cache_salt=parent.cache_salt,
+            adapter=parent.adapter,
+        )
         given = tuple(parent.output_tokens)
         total = child.max_total_len
         fits = -(-(total - 1) // self.memory.block_size) <= self.memory.num_blocks

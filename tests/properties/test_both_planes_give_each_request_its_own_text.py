@@ -43,6 +43,7 @@ from tests.compute_plane.executor.pipelined_executors import DelayedExecutor
 
 SESSION, EPOCH = 1, 2
 MAX_SLOTS = 16
+NUM_ADAPTERS = 2
 
 
 class Plane:
@@ -59,6 +60,7 @@ class Plane:
             context_length=512,
             embedding_size=SPEC.hidden_size,
             num_states=num_states,
+            num_adapters=NUM_ADAPTERS,
         )
         self.slots = SlotTable(limits)
         self.executor = SimulatedExecutor(
@@ -128,6 +130,7 @@ class Asked:
     arrives: int
     cancelled: int | None
     forked: int | None
+    adapter: int = 0
 
 
 def alone(asked: Asked, sample_index: int = 0, given: tuple[int, ...] = ()) -> list[int]:
@@ -143,7 +146,8 @@ def alone(asked: Asked, sample_index: int = 0, given: tuple[int, ...] = ()) -> l
             sample_index=sample_index,
             position=len(tokens),
         )
-        token = draw(np.array(tokens, dtype=np.int32), key)
+        held = np.array(tokens, dtype=np.int32) + VOCAB_SIZE * asked.adapter
+        token = draw(held, key)
         if token == EOS_TOKEN_ID and not params.ignore_eos:
             break
         tokens.append(token)
@@ -167,6 +171,7 @@ requests = st.builds(
     arrives=st.integers(0, 20),
     cancelled=st.none() | st.integers(0, 40),
     forked=st.none() | st.integers(0, 40),
+    adapter=st.integers(0, NUM_ADAPTERS),
 )
 limits = st.builds(
     SchedulerConfig,
@@ -206,7 +211,9 @@ def run_mix(
         for number, one in enumerate(asked):
             if one.arrives == turn:
                 eos = frozenset({EOS_TOKEN_ID})
-                made[number] = Request(number, list(one.prompt), one.params, eos)
+                made[number] = Request(
+                    number, list(one.prompt), one.params, eos, adapter=one.adapter
+                )
                 scheduler.add_request(made[number])
             elif one.cancelled == turn:
                 scheduler.cancel(number)
@@ -251,7 +258,8 @@ def fork(
     if parent.state.is_final or parent.params.n > 1 or len(said) >= parent.max_tokens:
         return []
     params = replace(asked.params, seed=(asked.params.seed or 0) ^ 1)
-    child = Request(1000 + parent.id, list(asked.prompt), params, parent.eos_token_ids)
+    eos, adapter = parent.eos_token_ids, parent.adapter
+    child = Request(1000 + parent.id, list(asked.prompt), params, eos, adapter=adapter)
     scheduler.fork(parent.id, child)
     return [(replace(asked, params=params), said, child)]
 

@@ -220,6 +220,7 @@ def submit(draw: Random, side: FullSide) -> None:
         **maybe(0.3, priority=draw.choice([-5, -1, 1])),
         **maybe(0.1, cache_salt="another"),
         **maybe(0.1, uses_cache=False),
+        **maybe(0.3, adapter=draw.choice([1, 2])),
     }
     params: dict[str, object] = {**maybe(0.15, num_prompt_logprobs=1)}
     if side.shares and draw.random() < 0.15:

@@ -41,6 +41,7 @@ class Side(World):
         if other is not None:
             self.salts, self.faulted = other.salts, other.faulted
             self.rules, self.stopped = other.rules, other.stopped
+            self.adapters = other.adapters
             self.plane = self.new_plane(0)
 
     def next_number(self) -> int:

@@ -85,6 +85,7 @@ options = st.fixed_dictionaries(
         "priority": st.sampled_from([-1, 1]),
         "cache_salt": st.just("another"),
         "uses_cache": st.just(False),
+        "adapter": st.sampled_from([1, 2]),
     },
 )
 
@@ -117,7 +118,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         text = [t for t in other.input_tokens + other.output_tokens if t]
         length = data.draw(st.integers(1, len(text))) if text else 0
         if length:
-            self.world.submit(text[:length], 4, cache_salt=other.cache_salt)
+            adapter = data.draw(st.sampled_from([other.adapter, 1 - min(other.adapter, 1)]))
+            self.world.submit(text[:length], 4, cache_salt=other.cache_salt, adapter=adapter)
 
     @precondition(lambda self: self.world.requests)
     @rule(data=st.data(), max_tokens=lengths)

@@ -15,6 +15,7 @@ from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import RowConstraint, SamplingKey, SlotStart, StepBatch
 from planes.errors import ValidationError
 from tests.compute_plane.executor.slot_batches import column, step
+from tests.compute_plane.executor.tiny_adapters import tiny_adapter
 from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec
 from tests.compute_plane.executor.tiny_weights import tiny_weights
 
@@ -29,7 +30,9 @@ LIMITS = SlotLimits(
     num_blocks=NUM_BLOCKS,
     vocab_size=SPEC.vocab_size,
     context_length=SPEC.context_length,
+    num_adapters=2,
 )
+ADAPTERS = [tiny_adapter(SPEC, 1), tiny_adapter(SPEC, 2)]
 DRAWN = SamplingKey(temperature=0.8, top_p=0.9, seed=7, sample_index=0, top_k=20)
 GREEDY = SamplingKey(temperature=0.0, top_p=1.0, seed=0, sample_index=0)
 
@@ -65,8 +68,8 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Side, Side]]:
     """One that knows the short way, and one that does not."""
     pools = [pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZE) for _ in range(2)]
     with (
-        tiny_executor(SPEC, WEIGHTS, pools[0]) as short,
-        tiny_executor(SPEC, WEIGHTS, pools[1]) as ordinary,
+        tiny_executor(SPEC, WEIGHTS, pools[0], adapters=ADAPTERS) as short,
+        tiny_executor(SPEC, WEIGHTS, pools[1], adapters=ADAPTERS) as ordinary,
     ):
         monkeypatch.setattr(ordinary._decode, "take", lambda _: None)
         yield Side(short, monkeypatch), Side(ordinary, monkeypatch)
@@ -126,6 +129,21 @@ def test_rows_that_join_and_leave_begin_another_run(sides):
     short, ordinary = (tokens_of(side, batches) for side in sides)
     assert short == ordinary
     assert sides[0].taken == [False, *[True] * 5, False, *[True] * 13]
+
+
+def test_rows_with_adapters_take_it_too_and_runs_with_others_begin_anew(sides):
+    rows = Rows()
+    starts = [replace(rows.joins(slot, 5), adapter=slot % 3) for slot in range(5)]
+    batches = [rows.begin(starts), *(rows.decode() for _ in range(9))]
+    again = [replace(starts[0], adapter=2), replace(rows.joins(6, 4), adapter=0)]
+    rows.lengths[0] = 5
+    batches += [rows.begin(again)]
+    batches += [rows.decode() for _ in range(5)]
+    short, ordinary = (tokens_of(side, batches) for side in sides)
+    assert short == ordinary
+    assert sides[0].taken == [False, *[True] * 9, False, *[True] * 5]
+    assert sides[0].last is not None
+    assert sides[0].last.adapters.tolist() == [2, 1, 2, 0, 1, 0]
 
 
 def test_long_contexts_are_shared_among_threads_as_on_the_ordinary_way(sides, monkeypatch):
@@ -196,6 +214,7 @@ def test_a_row_that_may_only_be_some_tokens_is_one_of_them_and_the_run_goes_on(s
         ("input_tokens", lambda b: {"input_tokens": b.input_tokens + SPEC.vocab_size}),
         ("positions", lambda b: {"positions": b.positions + 1}),
         ("block_tables", lambda b: {"block_tables": b.block_tables + NUM_BLOCKS}),
+        ("adapters", lambda b: {"adapters": column([3] * len(b.query_lens)).astype(np.int32)}),
         ("seq_lens", lambda b: {"seq_lens": b.seq_lens + 64 * BLOCK_SIZE}),
         ("query_lens", lambda b: {"query_lens": b.query_lens * 0}),
         ("sampled_rows", lambda b: {"sampled_rows": b.sampled_rows + 5}),

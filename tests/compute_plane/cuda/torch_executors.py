@@ -56,10 +56,11 @@ def torch_executor(
     operations: DeviceOperations | None = None,
     keep_logits: bool = False,
     formats: Mapping[str, TensorFormat] | None = None,
+    plan: WeightPlan | None = None,
 ) -> CudaExecutor:
     """Return the executor over a pool of NaN, as previous owners might have left it; states, too.
 
-    `pool_dtype`: of keys and values, if not `dtype`.
+    `pool_dtype`: of keys and values, if not `dtype`. `plan`: of weights that are not the tiny ones.
     """
     driver = driver or CpuDriver()
     pools = BlockPools(
@@ -69,7 +70,7 @@ def torch_executor(
     states = [] if pools.states is None else [pools.states.device]
     for pool in (pools.device, pools.host, *states):
         pool.view(torch.uint8).fill_(0xFF)
-    weights = tiny_plan(spec, dtype, formats).place(driver.device)
+    weights = (plan or tiny_plan(spec, dtype, formats)).place(driver.device)
     operations = operations or ReferenceOperations(spec.activation)
     return CudaExecutor(spec, weights, pools, operations, driver, keep_logits=keep_logits)
 

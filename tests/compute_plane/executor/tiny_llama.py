@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from compute_plane.cpu.executor import CpuExecutor
+from compute_plane.cpu.packed_adapters import pack_adapters
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool, pool_layout
 from compute_plane.memory.state_pool import make_states
+from compute_plane.model.adapter import Adapter
 from compute_plane.model.delta_net import DeltaNet
 from compute_plane.model.gemma4 import turning_divisors
 from compute_plane.model.heads import Heads
@@ -149,6 +151,7 @@ def tiny_executor(
     orders: Mapping[str, int] | None = None,
     num_threads: int = 2,
     keep_logits: bool = False,
+    adapters: Sequence[Adapter] = (),
 ) -> CpuExecutor:
     """Return the CPU executor on these weights, stored in `formats` (float32 where not named).
 
@@ -159,7 +162,13 @@ def tiny_executor(
     if states is not None:
         states.data[:] = 0xFF
     return CpuExecutor(
-        spec, packed, pool, num_threads=num_threads, keep_logits=keep_logits, states=states
+        spec,
+        packed,
+        pool,
+        num_threads=num_threads,
+        keep_logits=keep_logits,
+        states=states,
+        adapters=pack_adapters(adapters, packed.parts, dtype) if adapters else None,
     )
 
 

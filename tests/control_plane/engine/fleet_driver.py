@@ -98,12 +98,12 @@ class FleetDriver:
     async def linked(self, number):
         await self.until(lambda: sum(m.is_linked for m in self.fleet.members) == number)
 
-    def submit(self, prompt, max_tokens=12, *, salt="", **params):
+    def submit(self, prompt, max_tokens=12, *, salt="", adapter=0, **params):
         request = self.admission.make_request(
             list(prompt.encode()),
             GenerationParams(max_tokens=max_tokens, **{"seed": 0, **params}),
             arrival_time=asyncio.get_running_loop().time(),
-            options=RequestOptions(cache_salt=salt),
+            options=RequestOptions(cache_salt=salt, adapter=adapter),
         )
         self.fleet.submit(request)
         return request.id

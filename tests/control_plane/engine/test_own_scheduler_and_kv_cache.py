@@ -11,6 +11,7 @@ from control_plane.core.batch import SlotStart, StepBatch
 from control_plane.core.embedding import EMBEDDINGS, NOTHING_GENERATED, Embedding, Pooling
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.interface import (
+    ADAPTERS,
     OPTIONAL_PARAMETERS,
     RequestOutput,
     SchedulerOutput,
@@ -247,7 +248,7 @@ def test_an_own_scheduler_that_makes_no_embeddings_is_asked_for_none(drive):
 
 
 def test_our_scheduler_keeps_to_every_parameter():
-    assert Scheduler.keeps == frozenset((*OPTIONAL_PARAMETERS, EMBEDDINGS))
+    assert Scheduler.keeps == frozenset((*OPTIONAL_PARAMETERS, EMBEDDINGS, ADAPTERS))
     assert set(OPTIONAL_PARAMETERS) <= {field.name for field in fields(GenerationParams)}
 
 

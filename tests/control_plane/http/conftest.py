@@ -25,7 +25,7 @@ from control_plane.engine.admission import Admission
 from control_plane.engine.events import RequestEnd, RequestTimings, RequestUpdate
 from control_plane.engine.frontend import EngineFrontend, EngineParts
 from control_plane.engine.gate import Gate
-from control_plane.engine.plane import PlaneDescription
+from control_plane.engine.plane import AdapterDescription, PlaneDescription
 from control_plane.engine.stream_hub import StreamHub
 from control_plane.http.anthropic_answer_schema import MessageEvent
 from control_plane.http.app import make_app
@@ -252,6 +252,7 @@ class Served:
         max_model_len: int = 512,
         max_queued_requests: int = 4096,
         num_planes: int = 1,
+        adapters: tuple[AdapterDescription, ...] = (),
     ) -> None:
         self.gate = Gate()
         self.gate.set_linked(is_linked=True)
@@ -265,7 +266,7 @@ class Served:
         num_blocks = max_model_len // 8
         limits = RequestLimits(max_model_len=max_model_len, block_size=16, num_blocks=num_blocks)
         parts = EngineParts(
-            plane=make_plane(num_blocks=num_blocks),
+            plane=make_plane(num_blocks=num_blocks, adapters=adapters),
             tokenizer=tokenizer,
             admission=Admission(tokenizer, limits, vocab_size=259, eos_token_ids=(EOS_TOKEN_ID,)),
             grammars=Grammars(tokenizer, vocab_size=259, eos_token_ids=(EOS_TOKEN_ID,)),

@@ -42,7 +42,7 @@ def exporter(monkeypatch):
 
 @pytest.mark.wide
 def test_a_request_leaves_one_span_below_its_callers(fake_plane, tmp_path, exporter):
-    fake_plane.poisoned_prompt = b"bad"
+    fake_plane.poisoned_prompt, fake_plane.adapters = b"bad", ("poet",)
 
     async def run() -> tuple[float, list]:
         async with whole_plane(fake_plane, tmp_path) as served:
@@ -54,7 +54,7 @@ def test_a_request_leaves_one_span_below_its_callers(fake_plane, tmp_path, expor
                 )
                 call = served.rpc.Generate(request, metadata=(("traceparent", HEADER),))
                 total_s = (await call).timings.total_s
-                body = {"model": "fake", "prompt": "bad", "max_tokens": 3, "stream": True}
+                body = {"model": "poet", "prompt": "bad", "max_tokens": 3, "stream": True}
                 answer = await served.http.post(
                     "/v1/completions", json=body, headers={"traceparent": HEADER}
                 )
@@ -80,6 +80,7 @@ def test_a_request_leaves_one_span_below_its_callers(fake_plane, tmp_path, expor
     assert found["gen_ai.usage.input_tokens"] == found["gen_ai.usage.output_tokens"] == 5
     assert found["gen_ai.response.finish_reasons"] == ("length",)
     assert found["gen_ai.latency.e2e"] == total_s
+    assert bad.attributes["gen_ai.request.model"] == "poet"
     assert bad.status.status_code is StatusCode.ERROR
     assert bad.attributes["error.type"] == "REQUEST_FAILED"
 

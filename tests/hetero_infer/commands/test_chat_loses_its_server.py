@@ -29,7 +29,7 @@ class LosingClient:
     def __exit__(self, *_):
         pass
 
-    def model_info(self):
+    def model_info(self, _model):
         return SimpleNamespace(model="m", has_chat_template=True, max_model_len=1000)
 
     def apply_chat_template(self, messages, **_keywords):

@@ -44,7 +44,7 @@ class Server:
     def __exit__(self, *_):
         pass
 
-    def model_info(self):
+    def model_info(self, _model):
         has_template = self.refusal is None
         return SimpleNamespace(model="m", has_chat_template=has_template, max_model_len=1000)
 

@@ -10,7 +10,8 @@ import pytest
 from control_plane.core.embedding import NOTHING_GENERATED, Embedding, Pooling
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import Request
-from hetero_infer.replay.comparison import check_features, rules_for
+from hetero_infer.replay.comparison import rules_for
+from hetero_infer.replay.fitting import check_features
 from hetero_infer.replay.replay_plane import PlaneLostError, ReplayPlane
 from planes.errors import ConfigError
 from protos.hetero.compute.v1 import compute_pb2

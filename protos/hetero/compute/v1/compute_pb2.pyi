@@ -133,6 +133,7 @@ class DescribeResponse(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     TELLS_PROMPTS_APART_FIELD_NUMBER: _builtins.int
     NUM_STATES_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     numerics_id: _builtins.str
     """Device kind, dtype and kernel set. Planes with equal ids produce equal bits."""
@@ -172,6 +173,10 @@ class DescribeResponse(_message.Message):
         Others are refused.
         """
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterDescription]:
+        """Adapters that slots may be computed with (SlotStart.adapter)."""
+
     def __init__(
         self,
         *,
@@ -192,14 +197,47 @@ class DescribeResponse(_message.Message):
         software_version: _builtins.str = ...,
         tells_prompts_apart: _builtins.bool = ...,
         num_states: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___AdapterDescription] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "limits", b"limits", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "current_session", b"current_session", "device", b"device", "epoch", b"epoch", "executor", b"executor", "features", b"features", "last_step", b"last_step", "limits", b"limits", "max_batches_in_flight", b"max_batches_in_flight", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_states", b"num_states", "numerics_id", b"numerics_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tells_prompts_apart", b"tells_prompts_apart"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "block_size", b"block_size", "current_session", b"current_session", "device", b"device", "epoch", b"epoch", "executor", b"executor", "features", b"features", "last_step", b"last_step", "limits", b"limits", "max_batches_in_flight", b"max_batches_in_flight", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_states", b"num_states", "numerics_id", b"numerics_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tells_prompts_apart", b"tells_prompts_apart"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class AdapterDescription(_message.Message):
+    """Low-rank changes to a model's matrices (LoRA), which go by a name of their own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    rank: _builtins.int
+    """The largest of its matrices."""
+    num_parameters: _builtins.int
+    sha256: _builtins.str
+    """Hex SHA-256 of its weights' file."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        num_parameters: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "num_parameters", b"num_parameters", "rank", b"rank", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterDescription: _TypeAlias = AdapterDescription  # noqa: Y015
 
 @_typing.final
 class ModelDescription(_message.Message):
@@ -779,10 +817,15 @@ class SlotStart(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     num_prompt_tokens: _builtins.int
     sample_index: _builtins.int
     """Which of a request's n samples this is; a key of the random generator."""
+    adapter: _builtins.int
+    """What its tokens are computed with: entry `adapter` − 1 of DescribeResponse.adapters; 0: the model
+    as it is.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """All tokens known so far, the prompt and what was generated, behind those of `prefix`."""
@@ -807,10 +850,11 @@ class SlotStart(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         sample_index: _builtins.int = ...,
         prefix: Global___SlotPrefix | None = ...,
+        adapter: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "num_prompt_tokens", b"num_prompt_tokens", "prefix", b"prefix", "sample_index", b"sample_index", "sampling", b"sampling", "slot", b"slot", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "block_ids", b"block_ids", "num_prompt_tokens", b"num_prompt_tokens", "prefix", b"prefix", "sample_index", b"sample_index", "sampling", b"sampling", "slot", b"slot", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -109,7 +109,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Empty: the model that is loaded. Another name than that is NOT_FOUND."""
+    """The model that is loaded, or one of its adapters; empty: the model. Another name is NOT_FOUND."""
     text: _builtins.str
     priority: _builtins.int
     """Lower ones are served first, and others give way to them where rows, slots or memory are short;
@@ -1414,7 +1414,7 @@ class GetModelInfoRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """empty: the model that is loaded"""
+    """or an adapter of it; empty: the model that is loaded"""
     def __init__(
         self,
         *,
@@ -1445,7 +1445,12 @@ class ModelInfo(_message.Message):
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
+    ADAPTER_RANK_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """The model that is loaded, or an adapter of it. Of an adapter, all else is of the model, unless it
+    says otherwise.
+    """
     architecture: _builtins.str
     dtype: _builtins.str
     weight_format: _builtins.str
@@ -1454,12 +1459,17 @@ class ModelInfo(_message.Message):
     max_model_len: _builtins.int
     """Prompt and completion together; the smaller of the server's limit and the model's."""
     num_parameters: _builtins.int
+    """of an adapter, its own"""
     executor: _builtins.str
     device: _builtins.str
     numerics_id: _builtins.str
     software_version: _builtins.str
     has_chat_template: _builtins.bool
     """Whether Chat and ApplyChatTemplate can be used."""
+    base_model: _builtins.str
+    """Of an adapter, the model that it changes. Empty: it is the model itself."""
+    adapter_rank: _builtins.int
+    """Of an adapter, the largest of its matrices' ranks."""
     def __init__(
         self,
         *,
@@ -1476,10 +1486,12 @@ class ModelInfo(_message.Message):
         numerics_id: _builtins.str = ...,
         software_version: _builtins.str = ...,
         has_chat_template: _builtins.bool = ...,
+        base_model: _builtins.str = ...,
+        adapter_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "executor", b"executor", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model", b"model", "num_parameters", b"num_parameters", "numerics_id", b"numerics_id", "software_version", b"software_version", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_rank", b"adapter_rank", "architecture", b"architecture", "base_model", b"base_model", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "executor", b"executor", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model", b"model", "num_parameters", b"num_parameters", "numerics_id", b"numerics_id", "software_version", b"software_version", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,81 @@
+"""What `--lora` may be, and what it excludes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from compute_plane.adapter_sources import adapter_sources
+from compute_plane.app import ComputePlane
+from compute_plane.config import ComputePlaneConfig
+from compute_plane.executor import simulated
+from compute_plane.executor.registry import ExecutorContext, build_executor
+from compute_plane.model.adapter import Adapter
+from planes.errors import ConfigError, EngineError
+
+
+def test_a_list_names_adapters_and_where_they_lie() -> None:
+    found = adapter_sources("sql=./a b/sql, team/de@2=~/de.gguf,x=y=z")
+    assert [source.name for source in found] == ["sql", "team/de@2", "x"]
+    assert [source.path for source in found] == [
+        Path("a b/sql"),
+        Path.home() / "de.gguf",
+        Path("y=z"),
+    ]
+    assert adapter_sources(None) == ()
+    assert ComputePlaneConfig(lora="a=b").adapter_sources == adapter_sources("a=b")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sql", "must be NAME=PATH, several with commas between them, got 'sql'"),
+        ("sql=", "got 'sql='"),
+        ("a=b,,c=d", "got ''"),
+        ("=path", "a name has at most 128 letters"),
+        ("two words=path", "got 'two words'"),
+        (f"{'x' * 129}=path", "at most 128"),
+        ("a=b,a=c", "'a' is there more than once"),
+        (",".join(f"a{i}=b" for i in range(1025)), "at most 1024 adapters, got 1025"),
+    ],
+)
+def test_what_is_no_such_list_is_refused_before_anything_is_loaded(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as refused:
+        ComputePlaneConfig(lora=text)
+    assert refused.value.field == "lora"
+
+
+def test_layers_on_the_host_and_adapters_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="lora and gpu_memory_limit exclude each other"):
+        ComputePlaneConfig(lora="a=b", gpu_memory_limit=1.0)
+
+
+def refusal(**settings: object) -> EngineError:
+    with pytest.raises(EngineError) as refused:
+        ComputePlane(ComputePlaneConfig(listen="127.0.0.1:0", **settings))  # type: ignore[arg-type]
+    return refused.value
+
+
+def test_an_adapter_cannot_be_called_as_the_model_is() -> None:
+    error = refusal(executor="simulated", lora="simulated=x")
+    assert (error.field, error.message) == ("lora", "lora: the model itself is called 'simulated'")
+
+
+def test_an_adapter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    error = refusal(executor="cpu", lora=f"mine={tmp_path / 'nowhere'}")
+    assert error.field == "lora"
+    assert error.message.startswith("lora: mine: ")
+    assert "nowhere" in error.message
+
+
+def test_an_executor_of_ones_own_takes_none(tmp_path: Path) -> None:
+    context = ExecutorContext(
+        spec=simulated.SPEC, model=None, block_size=16, num_blocks=4, dtype="auto",
+        kv_cache_dtype="auto", instruction_set="auto", device="cpu", max_tokens=16, num_threads=1,
+        kernel_cache=tmp_path, adapters=(Adapter("mine", {}),),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="tests:never takes no adapters") as refused:
+        build_executor("tests:never", context)
+    assert refused.value.field == "lora"
