@@ -137,10 +137,8 @@ class ModelTable:
         if spec.mixture is not None:
             experts = ExpertBuffers(self._arena, spec, spec.mixture, PIECE_TOKENS, step_rows)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
-        self._adapters = None
-        if adapters is not None:
-            self._adapters = AdapterRecords(self.table, self._arena, rows, adapters)
-        buffers = rows, experts, self._mixers.rows_of_heads, self._adapters
+        added = None if adapters is None else AdapterRecords(self.table, rows, adapters)
+        buffers = rows, experts, self._mixers.rows_of_heads, added
         generated = token_records(self.table, *buffers, of_prompt=False)
         prompt = token_records(self.table, *buffers, of_prompt=True)
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
@@ -171,8 +169,6 @@ class ModelTable:
         self.scratch_bytes = max(
             self._mixers.scratch_bytes, generated.scratch_bytes, prompt.scratch_bytes
         )
-        if self._adapters is not None:
-            self.scratch_bytes += self._adapters.call_bytes
 
     # --- the parts ---
 

@@ -43,9 +43,13 @@ class PackedMatrix:
 
 
 class MatrixPart(NamedTuple):
-    """A tensor that is part of a packed matrix: its `n` columns of it from `column` on."""
+    """A tensor that is part of a packed matrix: its `n` columns of it from `column` on.
+
+    `format`: that of the matrix, by its label.
+    """
 
     name: str
+    format: str
     column: int
     n: int
 

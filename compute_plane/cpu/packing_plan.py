@@ -369,7 +369,7 @@ class PackingPlan:
         if order is None and row_order is None:
             ends = itertools.accumulate(tensor.shape[0] for tensor in tensors)
             self.parts[matrix.address] = [
-                MatrixPart(tensor.name, end - tensor.shape[0], tensor.shape[0])
+                MatrixPart(tensor.name, target.label, end - tensor.shape[0], tensor.shape[0])
                 for tensor, end in zip(tensors, ends, strict=True)
             ]
         for tensor in tensors:

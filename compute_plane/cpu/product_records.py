@@ -131,12 +131,9 @@ class ProductRecords:
             RowInput.ROWS_WORD: StepWord.NUM_TOKENS,
             RowInput.K: matrices[0].k,
         }
-        made = dict.fromkeys(formats, chunks)
-        if self._adapters is not None and any(map(self._adapters.changed, matrices)):
-            made.setdefault(self._adapters.row_format, StepWord.ADAPTED_TOKEN_CHUNKS)
         return [
-            self._table.add(maker, count, {**shared, **operands, **self._rows.written(row_format)})
-            for row_format, count in made.items()
+            self._table.add(maker, chunks, {**shared, **operands, **self._rows.written(row_format)})
+            for row_format in formats
         ]
 
     def beside_each_other(
@@ -280,7 +277,7 @@ class ProductRecords:
         made = self._record(product, matrix, out, stride, operands)
         if self._adapters is not None:
             first_word = StepWord(operands.get(Product.OUT_FIRST_WORD, StepWord.ZERO))
-            made += self._adapters.added(matrix, out, stride, first_word)
+            made += self._adapters.added(matrix, self.format_of(matrix), out, stride, first_word)
         return made
 
     def _record(

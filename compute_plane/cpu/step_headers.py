@@ -19,8 +19,8 @@ Words = npt.NDArray[np.int64]
 TOKENS_A_CHUNK: Final = 8
 """Tokens of a chunk of an operation that goes token by token, about."""
 MOST_TOKEN_CHUNKS: Final = 16
-ADAPTER_CHUNKS: Final = 8
-"""Chunks of products with adapters' matrices for each run of tokens."""
+ADAPTER_CHUNKS: Final = 4
+"""Chunks of what adapters add, for each run of tokens."""
 SCRATCH_ALIGNMENT: Final = 4096
 """Scratch memory of different workers lies on different pages, beyond which a processor fetches
 nothing ahead: lines that another works in would go to and fro."""
@@ -110,7 +110,6 @@ class StepHeaders:
         header[StepWord.ADAPTER_RUNS] = runs.ctypes.data
         header[StepWord.NUM_ADAPTER_RUNS] = len(runs)
         header[StepWord.ADAPTER_CHUNKS] = min(ADAPTER_CHUNKS * len(runs), MAX_CHUNKS)
-        header[StepWord.ADAPTED_TOKEN_CHUNKS] = _row_chunks(num_tokens) if len(runs) else 0
         expert_rows = num_tokens * self._experts_per_token
         header[StepWord.NUM_EXPERT_ROWS] = expert_rows
         header[StepWord.EXPERT_ROW_CHUNKS] = _row_chunks(expert_rows)

@@ -109,7 +109,12 @@ class StepComposer:
         block_size = self._block_size
         last_place = block_size - 1
         num_before = len(rows)
-        room = min(max_rows, max_tokens) - num_before
+        room = max(0, min(max_rows, max_tokens) - num_before)
+        in_turn = candidates
+        if any(seq.request.adapter for seq in candidates):
+            # Neighbours with one adapter share in reading it; who is served is the same.
+            served = sorted(candidates[:room], key=lambda seq: seq.request.adapter)
+            candidates = [*served, *candidates[room:]]
         num_seen = 0
         for seq in candidates if room > 0 else ():
             position = seq.num_computed_tokens
@@ -135,6 +140,9 @@ class StepComposer:
         running.num_kv_tokens += len(booked)
         if len(booked) < len(candidates):  # who was not served stands before those who were
             decoding = running.decoding
+            if in_turn is not candidates:
+                has_row = {seq.seq_id for seq in booked}
+                booked = [seq for seq in in_turn if seq.seq_id in has_row]
             for seq in booked:
                 if decoding.pop(seq.seq_id, None) is not None:
                     decoding[seq.seq_id] = seq

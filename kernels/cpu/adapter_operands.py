@@ -1,4 +1,4 @@
-"""Operands of `adapter_product`, and the memory it needs; without the compiler."""
+"""Operands of `adapter_sums`, and the memory it needs; without the compiler."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Final
 
 from kernels.cpu.operation import FIRST_OPERAND, HEADER_WORDS, RECORD_WORDS
 
-ADAPTER_CALL_BYTES: Final = 8 * (RECORD_WORDS + HEADER_WORDS)
-"""At the end of a worker's scratch memory: what a product is called with, behind whatever that
-product needs."""
+FLOAT_BYTES: Final = 4
 
 
 class AdapterRun(IntEnum):
@@ -25,37 +23,53 @@ class AdapterRun(IntEnum):
 RUN_WORDS: Final = len(AdapterRun)
 RUN_TOKENS: Final = 64
 """Tokens of a run, at most: a chunk's work."""
+LEAST_ITEMS: Final = 4
+"""Into so many items, about, the work of a piece is cut, so that threads can share what few tokens
+read of `up`; each makes what is between anew."""
 
 
-class AdapterProduct(IntEnum):
-    """Operands of `adapter_product`."""
+class AdapterSums(IntEnum):
+    """Operands of `adapter_sums`."""
 
-    RECORD = FIRST_OPERAND
-    """Address of the record of a product of rows of tokens, without WEIGHTS, N, K and OUT_STRIDE.
-    Its CHUNKS are the parts that each matrix is cut into."""
-    TABLE = 3
-    """Address of int64 [adapters, MATRICES, MATRIX_WORDS]."""
-    MATRICES = 4
-    """How many matrices of an adapter read these rows."""
-    INPUT_BYTES = 5
-    """From a token's part of the product's INPUT to that of the next."""
-    OUT_BYTES = 6
-    """The same of OUT."""
+    DOWN = FIRST_OPERAND
+    """Address of the record of a product of rows of tokens, without WEIGHTS, N, OUT, OUT_STRIDE."""
+    UP = 3
+    """The same of one that adds to OUT, without INPUT, WEIGHTS, K and N."""
+    TABLE = 4
+    """Address of int64 [adapters, MATRICES, PAIR_WORDS]."""
+    MATRICES = 5
+    """How many tensors are changed that read these rows."""
+    INPUT_BYTES = 6
+    """Of a row of tokens."""
+    GROUP_BYTES = 7
+    """Of each of what stands beside it, if it is int8."""
+    BETWEEN_BYTES = 8
+    """What a worker needs for what is between, `between_bytes`."""
 
 
-class AdapterMatrix(IntEnum):
-    """The words of a matrix in TABLE."""
+class AdapterPair(IntEnum):
+    """The words of a tensor in TABLE, of one adapter."""
 
-    WEIGHTS = 0
-    """0: the adapter has none."""
-    N = 1
-    K = 2
-    INPUT_OFFSET = 3
-    """What it reads begins so many bytes behind INPUT."""
+    DOWN = 0
+    """0: the adapter does not change it."""
+    UP = 1
+    RANK = 2
+    N = 3
     OUT_OFFSET = 4
-    """The same of OUT."""
-    OUT_STRIDE = 5
-    """In elements."""
+    """Its columns begin so many bytes behind OUT."""
 
 
-MATRIX_WORDS: Final = len(AdapterMatrix)
+PAIR_WORDS: Final = len(AdapterPair)
+
+CALL_BYTES: Final = 8 * (2 * RECORD_WORDS + HEADER_WORDS)
+"""At the end of a worker's scratch memory: what both products are called with."""
+
+
+def between_bytes(max_rank: int) -> int:
+    """Return the bytes of what is between: float32 rows of a run."""
+    return FLOAT_BYTES * RUN_TOKENS * max_rank
+
+
+def adapter_scratch_bytes(max_rank: int) -> int:
+    """Return the scratch memory a worker needs behind whatever the products need."""
+    return CALL_BYTES + between_bytes(max_rank)

@@ -111,12 +111,10 @@ class StepWord(IntEnum):
     (`kernels.cpu.adapter_operands.AdapterRun`)."""
     NUM_ADAPTER_RUNS = 30
     ADAPTER_CHUNKS = 31
-    """Chunks of products with adapters' matrices: 0 where no token has one."""
-    ADAPTED_TOKEN_CHUNKS = 32
-    """TOKEN_CHUNKS if a token has an adapter, else 0."""
+    """Chunks of what adapters add: 0 where no token has one."""
 
 
-HEADER_WORDS: Final = 33
+HEADER_WORDS: Final = 32
 
 
 class Operation:
