@@ -37,7 +37,10 @@ def adapter_sources(text: str | None) -> tuple[AdapterSource, ...]:
                 f"a letter or a digit, got {name!r}",
                 field="lora",
             )
-        sources.append(AdapterSource(name, Path(path).expanduser()))
+        try:
+            sources.append(AdapterSource(name, Path(path).expanduser()))
+        except RuntimeError as error:  # no home directory
+            raise ConfigError(f"lora: {name}: {error}", field="lora") from None
     names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:

@@ -155,7 +155,7 @@ class ComputePlane:
                 if isinstance(built.executor, PipelinedExecutor)
                 else BATCHES_IN_TURN
             ),
-            adapters=adapters,
+            adapters=tuple(adapter.facts for adapter in adapters),
         )
         self._sessions = SessionLedger()
         self._device = DeviceThread(

@@ -8,7 +8,7 @@ from typing import Final
 
 from compute_plane.device import DeviceDescription
 from compute_plane.executor.batch_checks import SlotLimits
-from compute_plane.model.adapter import Adapter
+from compute_plane.model.adapter import AdapterFacts
 from compute_plane.model.spec import ModelSpec
 from planes.transport import PROTOCOL_VERSION
 
@@ -40,7 +40,7 @@ class PlaneFacts:
     tells_prompts_apart: bool = False
     protocol_version: int = PROTOCOL_VERSION
     max_batches_in_flight: int = BATCHES_IN_TURN
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[AdapterFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ import numpy as np
 from compute_plane.cpu.packed_adapters import down_format_of
 from compute_plane.cpu.row_buffers import product_of
 from kernels.cpu.adapter_operands import (
+    FEW_WEIGHTS,
     FLOAT_BYTES,
+    LEAST_ITEMS,
     PAIR_WORDS,
     AdapterPair,
     AdapterSums,
@@ -103,5 +105,6 @@ class AdapterRecords:
             AdapterSums.INPUT_BYTES: row_bytes(row_format, 1, k),
             AdapterSums.GROUP_BYTES: group_bytes(1, k),
             AdapterSums.BETWEEN_BYTES: between_bytes(adapters.max_rank),
+            AdapterSums.LEAST_ITEMS: LEAST_ITEMS if k * adapters.max_rank <= FEW_WEIGHTS else 1,
         }
         return [self._table.add(adapter_sums, StepWord.ADAPTER_CHUNKS, operands)]

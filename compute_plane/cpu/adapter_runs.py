@@ -1,8 +1,4 @@
-"""Which tokens of a piece have adapters, as runs.
-
-adapters of tokens   │ 0 0 0 │ 2 2 2 2 2 │ 1 │ 0 │        0: none
-runs                          (1, 3, 5)  (0, 8, 1)        adapter from 0 on, first token, count
-"""
+"""Which tokens of a piece have adapters, as `kernels.cpu.adapter_operands.AdapterRun`."""
 
 from __future__ import annotations
 
@@ -10,10 +6,12 @@ from typing import Final
 
 import numpy as np
 
+from compute_plane.executor.adapter_runs import runs_of
 from compute_plane.executor.interface import Int32Array
 from kernels.cpu.adapter_operands import RUN_TOKENS, RUN_WORDS
 
-NO_RUNS: Final = np.zeros((0, RUN_WORDS), dtype=np.int32)
+NO_RUNS: Final[Int32Array] = np.zeros((0, RUN_WORDS), dtype=np.int32)
+NO_RUNS.flags.writeable = False
 
 
 def adapter_runs(adapters: Int32Array) -> Int32Array:
@@ -21,14 +19,9 @@ def adapter_runs(adapters: Int32Array) -> Int32Array:
 
     `adapters`: [T], that of each token of a piece, as in `ExecutionBatch.adapters`.
     """
-    if not adapters.any():
-        return NO_RUNS
-    firsts = np.flatnonzero(np.diff(adapters, prepend=-1))
-    ends = np.append(firsts[1:], len(adapters))
     runs = [
-        (adapters[first] - 1, start, min(RUN_TOKENS, end - start))
-        for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
-        if adapters[first]
-        for start in range(first, end, RUN_TOKENS)
+        (run.adapter, first, min(RUN_TOKENS, run.end - first))
+        for run in runs_of(adapters)
+        for first in range(run.first, run.end, RUN_TOKENS)
     ]
-    return np.array(runs, dtype=np.int32)
+    return np.array(runs, dtype=np.int32) if runs else NO_RUNS

@@ -81,6 +81,7 @@ class _Run:
             and batch.sampled_rows is self.sampled_rows
             and keys is self.keys
             and not (self.query_lens.flags.writeable or self.sampled_rows.flags.writeable)
+            and not (self.states.flags.writeable or self.adapters.flags.writeable)
         )
 
 

@@ -19,42 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from compute_plane.cuda.matrices import dense_product
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from compute_plane.cuda.matrices import Projection
-    from compute_plane.executor.interface import Int32Array
-
-
-class AdapterRun(NamedTuple):
-    """Tokens of one adapter, one behind the other. `adapter`: from 0 on; `end`: behind the last."""
-
-    adapter: int
-    first: int
-    end: int
-
-
-AdapterRuns = tuple[AdapterRun, ...]
-
-
-def runs_of(adapters: Int32Array) -> AdapterRuns:
-    """Return the runs of tokens with one adapter.
-
-    `adapters`: [T], that of each token in the device's order, as in `ExecutionBatch.adapters`.
-    """
-    if not adapters.any():
-        return ()
-    firsts = np.flatnonzero(np.diff(adapters, prepend=-1))
-    ends = np.append(firsts[1:], len(adapters))
-    return tuple(
-        AdapterRun(int(adapters[first]) - 1, first, end)
-        for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
-        if adapters[first]
-    )
+    from compute_plane.executor.adapter_runs import AdapterRuns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,13 +62,13 @@ class DeviceAdapters:
         found = ((pairs[run.adapter], run) for run in runs)
         return [Change(pair, run.first, run.end) for pair, run in found if pair is not None]
 
-    def largest_runs(self, num_tokens: int) -> AdapterRuns:
-        """Return runs of so many tokens of which no others take more memory."""
-        ranks = np.zeros(self.num_adapters, dtype=np.int64)
-        for pairs in self.pairs.values():
-            own = [0 if pair is None else len(pair.down) for pair in pairs]
-            ranks = np.maximum(ranks, own)
-        return (AdapterRun(int(ranks.argmax()), 0, num_tokens),) if ranks.any() else ()
+    def largest(self) -> DeviceAdapters:
+        """Return one adapter, of the largest pair of each projection: none takes more memory."""
+        found: dict[Projection, Sequence[DevicePair | None]] = {}
+        for projection, pairs in self.pairs.items():
+            there = [pair for pair in pairs if pair is not None]
+            found[projection] = [max(there, key=lambda pair: len(pair.down), default=None)]
+        return DeviceAdapters(found, 1)
 
 
 class Change(NamedTuple):

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from compute_plane.cuda.adapters import AdapterRuns, runs_of
 from compute_plane.cuda.operands import PADDING_SLOT, PrefillRows, QueryTiles, StateRows
 from compute_plane.cuda.state_pool import empty_rows, fill_rows
 from compute_plane.cuda.table_updates import TableColumns
+from compute_plane.executor.adapter_runs import AdapterRuns, runs_of
 from compute_plane.executor.interface import BoolArray, ExecutionBatch, Int32Array
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
 from kernels.cuda.attention_tiles import plan_tiles

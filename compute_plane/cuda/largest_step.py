@@ -3,10 +3,10 @@
 It has as many tokens as a batch may have and as many logits as exist at once, all of them adjusted,
 sampled and listed with log-probabilities, as many embeddings as a batch may ask for, room for
 results of every token, and room for the longest inputs: histories and block tables. Its tokens are
-of prompts, with the adapter that takes most, and beside its layers lies the scratch memory that
-attention of other steps takes. They have no place in a pool: keys and values are written nowhere
-and read from one block of zeros. All of them go through one state as if they were one row. What
-torch holds afterwards is what steps need.
+of prompts, with an adapter that takes more than any, and beside its layers lies the scratch memory
+that attention of other steps takes. They have no place in a pool: keys and values are written
+nowhere and read from one block of zeros. All of them go through one state as if they were one row.
+What torch holds afterwards is what steps need.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from compute_plane.cuda.operands import MAX_LOGPROBS, PADDING_SLOT
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS, plan_sampling
 from compute_plane.cuda.sampling_step import results_layout, run_group
 from compute_plane.cuda.staging import StagingRing
+from compute_plane.executor.adapter_runs import AdapterRun
 from compute_plane.executor.batch_checks import max_embeddings
 from compute_plane.executor.interface import (
     MAX_STEPS_UNDER_WAY,
@@ -98,6 +99,8 @@ def run_largest_step(
         num_blocks=1,
         num_states=int(has_states),
     )
+    if weights.adapters is not None:
+        weights = replace(weights, adapters=weights.adapters.largest())
     with driver.computing():  # which reads what is made here
         model = DecoderModel(spec, weights, pools, operations, spec.context_length, max_tokens)
     batch = largest_batch(spec, sizes)
@@ -122,7 +125,7 @@ def run_largest_step(
         inputs = ring.upload(ring.take(), inputs_of, columns)
         step = _with_one_long_row(layout.tensors(inputs))
         if weights.adapters is not None:
-            step = replace(step, adapters=weights.adapters.largest_runs(max_tokens))
+            step = replace(step, adapters=(AdapterRun(0, 0, max_tokens),))
         scratch_bytes = bytes_of_scratch(spec, sizes, operations)
         if has_head:
             of_all_tokens = _plan(with_prompt_logprobs(batch), layout, spec.vocab_size)

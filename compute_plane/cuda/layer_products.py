@@ -50,9 +50,9 @@ from compute_plane.cuda.next_product import NextProduct
 from compute_plane.cuda.operands import Around, Writes
 
 if TYPE_CHECKING:
-    from compute_plane.cuda.adapters import AdapterRuns
     from compute_plane.cuda.matrices import Projection
     from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.executor.adapter_runs import AdapterRuns
 
 
 class AddedNorm(NamedTuple):

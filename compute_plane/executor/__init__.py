@@ -12,8 +12,8 @@
     validation         batch_checks → copy_checks, sampling_checks, constraints (allowed tokens);
                        write_checks (who writes which block), decode_checks
     results            step_results → logprob_columns, embeddings (hidden states)
-    for executors      token_layout (rows, KV places, attention), sampling_rows, logits_groups,
-                       weight_formats (what each matrix runs in)
+    for executors      token_layout (rows, KV places, attention), adapter_runs, sampling_rows,
+                       logits_groups, weight_formats (what each matrix runs in)
     without a model    simulated
 
 An executor runs one batch and owns nothing but what it is given: weights, pool, device. They are

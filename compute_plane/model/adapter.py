@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from compute_plane.model import layout
 from compute_plane.model.tensor import Float32Array
@@ -48,11 +48,23 @@ class LowRankPair:
         return self.down.size + self.up.size
 
 
+class AdapterFacts(NamedTuple):
+    """What is said of an adapter. `rank`: the largest of its pairs; 0: it changes nothing.
+
+    `sha256`: of its file, or of what tells a directory's apart, hex.
+    """
+
+    name: str
+    rank: int
+    num_parameters: int
+    sha256: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
     """An adapter by its name. `pairs`: by the canonical name of the tensor (`layout`) they change.
 
-    `sha256`: of its weights' file, hex.
+    `sha256`: as in `AdapterFacts`.
     """
 
     name: str
@@ -60,11 +72,12 @@ class Adapter:
     sha256: str = ""
 
     @property
-    def rank(self) -> int:
-        """The largest rank of its pairs; 0: it changes nothing."""
-        return max((pair.rank for pair in self.pairs.values()), default=0)
-
-    @property
-    def num_parameters(self) -> int:
-        """Of all pairs."""
-        return sum(pair.num_parameters for pair in self.pairs.values())
+    def facts(self) -> AdapterFacts:
+        """What is said of it."""
+        pairs = self.pairs.values()
+        return AdapterFacts(
+            self.name,
+            max((pair.rank for pair in pairs), default=0),
+            sum(pair.num_parameters for pair in pairs),
+            self.sha256,
+        )

@@ -15,9 +15,10 @@ from compute_plane.model.errors import (
     system_fault,
 )
 from compute_plane.model.gguf_adapter import read_gguf_adapter
-from compute_plane.model.peft_adapter import WEIGHTS, read_peft_adapter
+from compute_plane.model.peft_adapter import CONFIG, WEIGHTS, read_peft_adapter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from compute_plane.model.adapter import LowRankPair
@@ -56,7 +57,8 @@ def _load(name: str, path: Path, model: LoadedModel) -> Adapter:
             shown = printable(stored.up.stored_name)
             raise ModelFileError(weights, f"tensor {shown} changes what another one does, too")
         pairs |= found
-    return Adapter(name, pairs, _sha256(weights))
+    files = [weights] if in_gguf else [path / CONFIG, weights]
+    return Adapter(name, pairs, _sha256(files))
 
 
 def _is_gguf(path: Path) -> bool:
@@ -76,9 +78,15 @@ def _is_gguf(path: Path) -> bool:
     return not is_directory
 
 
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelFileError(path, system_fault(error)) from None
+def _sha256(files: Sequence[Path]) -> str:
+    """Return the digest of the one file; of several, of their digests, one behind the other."""
+    digests = []
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256"))
+        except OSError as error:
+            raise ModelFileError(path, system_fault(error)) from None
+    if len(digests) == 1:
+        return digests[0].hexdigest()
+    return hashlib.sha256(b"".join(each.digest() for each in digests)).hexdigest()

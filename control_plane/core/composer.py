@@ -111,8 +111,9 @@ class StepComposer:
         num_before = len(rows)
         room = max(0, min(max_rows, max_tokens) - num_before)
         in_turn = candidates
-        if any(seq.request.adapter for seq in candidates):
-            # Neighbours with one adapter share in reading it; who is served is the same.
+        if any(seq.request.adapter for seq in candidates) and self._kv.can_allocate(room):
+            # Neighbours with one adapter share in reading it; who is served is the same. Where
+            # blocks are short, who takes them is for the order to say.
             served = sorted(candidates[:room], key=lambda seq: seq.request.adapter)
             candidates = [*served, *candidates[room:]]
         num_seen = 0

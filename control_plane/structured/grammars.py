@@ -130,7 +130,7 @@ class Grammars:
         if self._matchers is None or self._vocabulary is None:
             self._vocabulary, self._matchers = self._prepare(wanted.name)
         grammar, allowed = self._compile(wanted, self._vocabulary)
-        habits = self._habits_of(wanted, request.cache_salt)
+        habits = self._habits_of(wanted, request.cache_scope)
         made = tuple(
             self._matchers.make(grammar.deep_copy(), allowed, habits, ignore_eos=params.ignore_eos)
             for _ in range(params.n)

@@ -18,8 +18,7 @@ class TextRequest:
     """A prompt, text or token ids. `params`: None takes the server's defaults.
 
     `priority`: lower ones are served first. `cache_salt`: only requests of the same salt share
-    cached prompts. `model`: the one that is loaded or an adapter of it, empty: the
-    former.
+    cached prompts. `model`: the one that is loaded or an adapter of it; empty: the former.
 
     Raises ValidationError for a value of the wrong class.
     """

@@ -25,7 +25,9 @@ RUN_TOKENS: Final = 64
 """Tokens of a run, at most: a chunk's work."""
 LEAST_ITEMS: Final = 4
 """Into so many items, about, the work of a piece is cut, so that threads can share what few tokens
-read of `up`; each makes what is between anew."""
+read of `up`; each makes what is between anew, which must be little."""
+FEW_WEIGHTS: Final = 1 << 17
+"""Of a `down`: what a thread multiplies in some ten microseconds."""
 
 
 class AdapterSums(IntEnum):
@@ -45,6 +47,8 @@ class AdapterSums(IntEnum):
     """Of each of what stands beside it, if it is int8."""
     BETWEEN_BYTES = 8
     """What a worker needs for what is between, `between_bytes`."""
+    LEAST_ITEMS = 9
+    """As above; 1 where a `down` has more than FEW_WEIGHTS."""
 
 
 class AdapterPair(IntEnum):

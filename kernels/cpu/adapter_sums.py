@@ -11,8 +11,8 @@ there are.
     items     run 0: tensor 0: part 0 1 … │ tensor 1: part 0 1 … │ run 1: …
     chunks    ├──────────────┤├──────────────┤ …                              runs of items
 
-Where there are few items each tensor is cut into parts, runs of columns of `up`, and `down` is
-multiplied for each of them: that is a few thousand weights, and no wait.
+Where there are few items each tensor is cut into parts, runs of columns of `up`, and `down`, if it
+is small, is multiplied for each of them: so nobody waits for it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from typing import Final
 
 from kernels.cpu.adapter_operands import (
     CALL_BYTES,
-    LEAST_ITEMS,
     PAIR_WORDS,
     RUN_WORDS,
     AdapterPair,
     AdapterRun,
     AdapterSums,
 )
-from kernels.cpu.called_records import RECORD_BYTES, move
+from kernels.cpu.called_records import RECORD_BYTES, move, move_rows
 from kernels.cpu.compiled import operation, scratch, word
 from kernels.cpu.memory_words import copy_bytes, read_int32, write_int64
 from kernels.cpu.operands import Product
@@ -44,7 +43,7 @@ def adapter_sums(record: int, header: int, chunk: int, num_chunks: int, worker: 
     """Do a run of the items of all runs of tokens."""
     matrices, table = word(record, AdapterSums.MATRICES), word(record, AdapterSums.TABLE)
     runs, num_runs = word(header, StepWord.ADAPTER_RUNS), word(header, StepWord.NUM_ADAPTER_RUNS)
-    parts = max(1, LEAST_ITEMS // (num_runs * matrices))
+    parts = max(1, word(record, AdapterSums.LEAST_ITEMS) // (num_runs * matrices))
     num_items = num_runs * matrices * parts
     first_item, end = num_items * chunk // num_chunks, num_items * (chunk + 1) // num_chunks
     if first_item == end:
@@ -76,12 +75,7 @@ def adapter_sums(record: int, header: int, chunk: int, num_chunks: int, worker: 
         write_int64(down, Product.N, rank)
         write_int64(down, Product.OUT_STRIDE, rank)
         beside = first * group_bytes
-        move(of_down, down, Product.INPUT, first * input_bytes)
-        move(of_down, down, Product.INPUT_SCALES, beside)
-        move(of_down, down, Product.INPUT_SCALED_SUMS, beside)
-        move(of_down, down, Product.INPUT_SUMS, beside)
-        move(of_down, down, Product.INPUT_PAIR_SUMS, beside)
-        move(of_down, down, Product.INPUT_BEGINS, beside)
+        move_rows(of_down, down, first * input_bytes, beside)
         invoke(word(of_down, KERNEL), down, its_header, 0, 1, worker)
         write_int64(up, Product.WEIGHTS, word(pair, AdapterPair.UP))
         write_int64(up, Product.N, word(pair, AdapterPair.N))

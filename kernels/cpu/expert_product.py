@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kernels.cpu.called_records import RECORD_BYTES, move
+from kernels.cpu.called_records import RECORD_BYTES, move, move_rows
 from kernels.cpu.compiled import operation, scratch, word
 from kernels.cpu.memory_words import copy_bytes, read_int32, write_int64
 from kernels.cpu.operands import ExpertProduct, Product
@@ -48,12 +48,7 @@ def expert_product(record: int, header: int, chunk: int, num_chunks: int, worker
         weights = word(shared, Product.WEIGHTS) + expert * word(record, ExpertProduct.WEIGHTS_BYTES)
         write_int64(called, Product.WEIGHTS, weights)
         along, beside = first * input_bytes, first * group_bytes
-        move(shared, called, Product.INPUT, along)
-        move(shared, called, Product.INPUT_SCALES, beside)
-        move(shared, called, Product.INPUT_SCALED_SUMS, beside)
-        move(shared, called, Product.INPUT_SUMS, beside)
-        move(shared, called, Product.INPUT_PAIR_SUMS, beside)
-        move(shared, called, Product.INPUT_BEGINS, beside)
+        move_rows(shared, called, along, beside)
         move(shared, called, Product.OUT, first * word(record, ExpertProduct.OUT_BYTES))
         write_int64(its_header, StepWord.NUM_TOKENS, read_int32(runs, 3 + 3 * run))
         if part == 0 and end - item >= parts:

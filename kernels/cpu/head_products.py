@@ -13,7 +13,7 @@ are the head's. So these matrices take every format of weights, on every instruc
 
 from __future__ import annotations
 
-from kernels.cpu.called_records import RECORD_BYTES, move
+from kernels.cpu.called_records import RECORD_BYTES, move, move_rows
 from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.latent_operands import HEAD_CALL_BYTES, HeadCalls
 from kernels.cpu.memory_words import copy_bytes
@@ -58,11 +58,6 @@ def products_of_heads(record: int, header: int, chunk: int, num_chunks: int, wor
         head, part = item // parts, item % parts
         beside = head * word(record, HeadCalls.BESIDE_BYTES)
         move(shared, called, Product.WEIGHTS, head * word(record, HeadCalls.SOURCE_BYTES))
-        move(shared, called, Product.INPUT, head * word(record, HeadCalls.ROWS_BYTES))
-        move(shared, called, Product.INPUT_SCALES, beside)
-        move(shared, called, Product.INPUT_SCALED_SUMS, beside)
-        move(shared, called, Product.INPUT_SUMS, beside)
-        move(shared, called, Product.INPUT_PAIR_SUMS, beside)
-        move(shared, called, Product.INPUT_BEGINS, beside)
+        move_rows(shared, called, head * word(record, HeadCalls.ROWS_BYTES), beside)
         move(shared, called, Product.OUT, head * word(record, HeadCalls.OUT_BYTES))
         invoke(word(shared, KERNEL), called, header, part, parts, worker)

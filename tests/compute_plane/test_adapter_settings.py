@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from compute_plane.adapter_sources import adapter_sources
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.executor import simulated
-from compute_plane.executor.registry import ExecutorContext, build_executor
-from compute_plane.model.adapter import Adapter
+from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
+from compute_plane.model.adapter import Adapter, LowRankPair
 from planes.errors import ConfigError, EngineError
 
 
@@ -37,6 +41,7 @@ def test_a_list_names_adapters_and_where_they_lie() -> None:
         ("=path", "a name has at most 128 letters"),
         ("two words=path", "got 'two words'"),
         (f"{'x' * 129}=path", "at most 128"),
+        ("a=~nobody-of-that-name/x", "lora: a: Could not determine home directory"),
         ("a=b,a=c", "'a' is there more than once"),
         (",".join(f"a{i}=b" for i in range(1025)), "at most 1024 adapters, got 1025"),
     ],
@@ -68,6 +73,32 @@ def test_an_adapter_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert error.field == "lora"
     assert error.message.startswith("lora: mine: ")
     assert "nowhere" in error.message
+
+
+def test_what_an_executor_was_built_from_is_not_kept_beside_what_it_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    matrices: list[weakref.ref[np.ndarray]] = []
+
+    def loaded(name: str, *_: object) -> Adapter:
+        pair = LowRankPair(np.ones((2, 3), np.float32), np.ones((4, 2), np.float32))
+        matrices.append(weakref.ref(pair.down))
+        return Adapter(name, {"a matrix": pair}, "its digest")
+
+    def build(_: str, context: ExecutorContext) -> BuiltExecutor:
+        assert [adapter.name for adapter in context.adapters] == ["mine"]
+        assert matrices[0]() is not None
+        return build_executor("simulated", replace(context, adapters=()))
+
+    monkeypatch.setattr("compute_plane.app.load_adapter", loaded)
+    config = ComputePlaneConfig(listen="127.0.0.1:0", executor="cpu", lora="mine=somewhere")
+    plane = ComputePlane(config, build=build)
+    gc.collect()
+    assert matrices[0]() is None
+    [described] = plane._servicer._facts.adapters
+    assert (described.name, described.rank, described.num_parameters) == ("mine", 2, 14)
+    plane.start()
+    plane.stop()
 
 
 def test_an_executor_of_ones_own_takes_none(tmp_path: Path) -> None:

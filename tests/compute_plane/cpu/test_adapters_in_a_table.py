@@ -164,6 +164,25 @@ def test_rows_without_one_are_what_a_model_without_adapters_says(
     np.testing.assert_array_equal([one, other], wanted)
 
 
+def test_ranks_of_any_size_stand_beside_each_other() -> None:
+    """Also those whose `down` no two threads make, and more than a tile has columns."""
+    adapters = [
+        tiny_adapter(SPEC, 5, rank=1018, size=0.005),  # 1018 to 1024
+        tiny_adapter(SPEC, 6, rank=1, roles=(layout.DOWN,)),
+        tiny_adapter(SPEC, 7, rank=200, roles=(layout.QUERY, layout.OUTPUT), size=0.02),
+    ]
+    rows = [(70, 1), (3, 2), (20, 3), (9, 0)]
+    with executor_of(adapters, dtype="float32") as executor:
+        alone = [logits_of(executor, [row])[0] for row in rows]
+        together = logits_of(executor, rows)
+    for found, wanted in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    for number, adapter in enumerate(adapters):
+        with merged_executor(adapter, SPEC, "float32", None) as executor:
+            [wanted] = logits_of(executor, [(rows[number][0], 0)])
+        assert np.abs(together[number] - wanted).max() < 1e-4 * wanted.std()
+
+
 def test_pieces_and_runs_do_not_show() -> None:
     long = PIECE_TOKENS + 200
     with executor_of() as executor:

@@ -89,7 +89,7 @@ def test_a_device_has_room_for_steps_with_adapters(
     monkeypatch.setattr(DevicePair, "add", noting)
     built = built_on(driver, wants)
     assert taken == {(MAX_TOKENS, 60), (MAX_TOKENS, 2 * 60), (MAX_TOKENS, 3 * 60)}
-    assert built.weights_bytes > 2 * sum(adapter.num_parameters for adapter in adapters)
+    assert built.weights_bytes > 2 * sum(adapter.facts.num_parameters for adapter in adapters)
     assert built.num_blocks is not None
     with driver.meter:
         sequences = BatchDriver(built.executor, num_blocks=built.num_blocks, block_size=BLOCK_SIZE)
@@ -185,7 +185,20 @@ def test_an_adapter_that_changes_nothing_is_one_nevertheless() -> None:
     weights = plan.place(CPU, 1)
     assert weights.adapters is not None
     assert (weights.adapters.num_adapters, len(weights.adapters.pairs)) == (1, 0)
-    assert weights.adapters.largest_runs(5) == ()
+    assert weights.adapters.largest().pairs == {}
+
+
+def test_the_largest_pair_of_each_projection_is_one_that_no_step_outdoes() -> None:
+    source = source_of(WIDE)
+    many = drawn_adapter(source, "many", roles=("self_attn.q_proj",), rank=9)
+    other = drawn_adapter(source, "other", roles=("self_attn.q_proj", "self_attn.o_proj"), rank=2)
+    weights = adapted_plan(WIDE, source, [many, other]).place(CPU, 1)
+    assert weights.adapters is not None
+    largest = weights.adapters.largest()
+    assert largest.num_adapters == 1
+    ranks = {len(pair.down) for pairs in largest.pairs.values() for pair in pairs if pair}
+    assert ranks == {9, 2}
+    assert largest.pairs.keys() == weights.adapters.pairs.keys()
 
 
 def planned(tmp_path: Path, spec: ModelSpec, adapters: tuple[Adapter, ...]) -> ExecutorContext:

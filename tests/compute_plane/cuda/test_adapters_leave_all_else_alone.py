@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from compute_plane.cuda.adapted_products import AdaptedProducts
-from compute_plane.cuda.adapters import AdapterRun, DeviceAdapters, DevicePair, runs_of
+from compute_plane.cuda.adapters import DeviceAdapters, DevicePair
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.matrices import Projection
+from compute_plane.executor.adapter_runs import AdapterRun, runs_of
 from compute_plane.model.adapter import Adapter
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorFormat

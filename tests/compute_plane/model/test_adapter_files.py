@@ -96,7 +96,7 @@ def test_a_matrix_and_its_pair_are_the_merged_matrix_whatever_the_files(tiny, tm
                 continue  # other kinds of files call the model something else
             loaded = load_adapter("mine", path, model)
             check_merged(model, loaded, expected, changed)
-            assert (loaded.name, loaded.rank) == ("mine", RANK)
+            assert loaded.facts[:2] == ("mine", RANK)
 
 
 def test_mixtral_has_pairs_of_its_attention_in_both_kinds_of_files(tiny, tmp_path):
@@ -193,15 +193,29 @@ def test_a_gguf_adapter_without_an_alpha_is_added_as_it_is(in_gguf, made, tmp_pa
     np.testing.assert_array_equal(pair.up, adapter.b[V] * np.float32(scale))
 
 
-def test_the_digest_is_that_of_the_weights(model, in_gguf, made, tmp_path):
+def test_what_is_said_of_one_is_its_size_and_the_digest_of_its_files(
+    model, in_gguf, made, tmp_path
+):
     adapter = small(made)
     path, file = adapter.save(tmp_path / "a"), adapter.save_gguf(tmp_path / "a.gguf", made)
-    for given, weights, of in ((path, adapter.weights(path), model), (file, file, in_gguf)):
-        loaded = load_adapter("a", given, of)
-        assert loaded.sha256 == hashlib.sha256(weights.read_bytes()).hexdigest()
-        assert loaded.num_parameters == sum(
-            adapter.a[module].size + adapter.b[module].size for module in adapter.a
-        )
+    config, weights, whole = (
+        hashlib.sha256(each.read_bytes())
+        for each in (path / "adapter_config.json", adapter.weights(path), file)
+    )
+    of_both = hashlib.sha256(config.digest() + weights.digest())
+    size = sum(adapter.a[module].size + adapter.b[module].size for module in adapter.a)
+    for given, digest, of in ((path, of_both, model), (file, whole, in_gguf)):
+        facts = load_adapter("a", given, of).facts
+        assert facts == ("a", RANK, size, digest.hexdigest())
+
+
+def test_the_same_weights_with_another_scale_are_another_adapter(model, made, tmp_path):
+    adapter = small(made)
+    digests = set()
+    for alpha in (6.0, 60.0):
+        adapter.config = {"lora_alpha": alpha}
+        digests.add(load_adapter("a", adapter.save(tmp_path / "a"), model).sha256)
+    assert len(digests) == 2
 
 
 SCALES = {
@@ -239,7 +253,7 @@ def test_ranks_may_differ_by_module(model, made, tmp_path):
     adapter.b |= narrow.b
     adapter.config = {"rank_pattern": {"v_proj": 1}}
     loaded = load_adapter("a", adapter.save(tmp_path / "a"), model)
-    assert loaded.rank == RANK
+    assert loaded.facts.rank == RANK
     assert loaded.pairs[f"{V}.weight"].rank == 1
     np.testing.assert_array_equal(loaded.pairs[f"{V}.weight"].up, narrow.b[V] * np.float32(ALPHA))
 

@@ -222,7 +222,7 @@ class AdapterDescription(_message.Message):
     """The largest of its matrices."""
     num_parameters: _builtins.int
     sha256: _builtins.str
-    """Hex SHA-256 of its weights' file."""
+    """Hex SHA-256 of its file; of a directory, of the digests of adapter_config.json and its weights."""
     def __init__(
         self,
         *,
