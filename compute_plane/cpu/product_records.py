@@ -83,7 +83,8 @@ class ProductRecords:
     `rows`: the buffers between row inputs and products. `of_prompt`: whether the tokens are those
     of prompts, which may take other formats of rows (`row_buffers.row_format_of`). `fetches`:
     whether every step reads the weights, so that they may be fetched ahead. `adapters`: what adds
-    to products where there are adapters.
+    to products where there are adapters. `scratch_bytes`: what a worker needs for the products
+    added so far, and for that.
     """
 
     def __init__(
@@ -100,14 +101,7 @@ class ProductRecords:
         self._of_prompt = of_prompt
         self._fetches = fetches
         self._adapters = adapters
-        self._own_scratch_bytes = 0
-
-    @property
-    def scratch_bytes(self) -> int:
-        """What a worker needs for the products added so far."""
-        if self._adapters is None:
-            return self._own_scratch_bytes
-        return max(self._own_scratch_bytes, self._adapters.scratch_bytes)
+        self.scratch_bytes = 0
 
     def format_of(self, matrix: PackedMatrix) -> RowFormat:
         """Return the format of the rows that a matrix is multiplied with."""
@@ -278,6 +272,7 @@ class ProductRecords:
         if self._adapters is not None:
             first_word = StepWord(operands.get(Product.OUT_FIRST_WORD, StepWord.ZERO))
             made += self._adapters.added(matrix, self.format_of(matrix), out, stride, first_word)
+            self.scratch_bytes = max(self.scratch_bytes, self._adapters.scratch_bytes)
         return made
 
     def _record(
@@ -290,7 +285,7 @@ class ProductRecords:
     ) -> list[int]:
         ordered = self._ordered(matrix, operands.get(Product.ROWS_WORD, StepWord.NUM_TOKENS))
         operation, scratch_bytes, width = product
-        self._own_scratch_bytes = max(self._own_scratch_bytes, scratch_bytes)
+        self.scratch_bytes = max(self.scratch_bytes, scratch_bytes)
         num_chunks = min(MOST_PRODUCT_CHUNKS, matrix.n * matrix.k // CHUNK_WEIGHTS)
         record = self._table.add(
             operation,

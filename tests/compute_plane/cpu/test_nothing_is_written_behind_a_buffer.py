@@ -15,6 +15,7 @@ import pytest
 from compute_plane.cpu import model_table, step_headers
 from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cpu.logits_records import LOGITS_ROWS
+from compute_plane.cpu.packed_adapters import pack_adapters
 from compute_plane.cpu.packed_weights import pack_weights
 from compute_plane.cpu.pieces import PIECE_TOKENS
 from compute_plane.cpu.product_records import ProductRecords
@@ -29,6 +30,7 @@ from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
 from kernels.cpu.attention_items import SHARED_ITEMS, num_segments
 from kernels.cpu.latent_operands import HEAD_CALL_BYTES
+from tests.compute_plane.executor.tiny_adapters import tiny_adapter
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_spec,
@@ -67,6 +69,7 @@ def latents(of: Latents, mixture: Mixture | None = None) -> ModelSpec:
 
 MODELS = {
     "llama": SPEC,
+    "adapters": replace(SPEC, name="adapters"),
     "gemma3": replace(
         SPEC, architecture="gemma3", window=64, layers_with_window=frozenset([0]),
         local_rope_theta=500.0, layers_with_local_rope=frozenset([0]),
@@ -131,6 +134,10 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> list[GuardedArena]:
 def executor_of(spec: ModelSpec, rows: str, num_threads: int = 2) -> CpuExecutor:
     dtype, formats, kv_dtype = ROWS[rows]
     weights = pack_weights(spec, ArraySource(spec, tiny_weights(spec), formats), dtype)
+    adapters = None
+    if spec.name == "adapters":
+        drawn = [tiny_adapter(spec, 1, rank=60), tiny_adapter(spec, 2, rank=3)]
+        adapters = pack_adapters(drawn, weights.parts, dtype)
     return CpuExecutor(
         spec,
         weights,
@@ -138,17 +145,21 @@ def executor_of(spec: ModelSpec, rows: str, num_threads: int = 2) -> CpuExecutor
         num_threads=num_threads,
         max_tokens=MAX_TOKENS,
         states=make_states(spec, NUM_STATES),
+        adapters=adapters,
     )
 
 
 def run_largest_steps(executor: CpuExecutor) -> None:
     """Run prompts, a step of generated tokens, and one token behind the longest context."""
     driver = BatchDriver(executor, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    random = np.random.default_rng(0)
+    random, num_adapters = np.random.default_rng(0), executor._shape.num_adapters
 
     def prompts(count: int) -> list[DrivenSequence]:
         tokens = random.integers(0, SPEC.vocab_size, (count, MAX_TOKENS // count))
-        return [DrivenSequence(row) for row in tokens.tolist()]
+        return [
+            DrivenSequence(row, adapter=number % 3 if num_adapters else 0)
+            for number, row in enumerate(tokens.tolist(), 1)
+        ]
 
     many, one = prompts(LOGITS_ROWS), prompts(1)
     batch = driver.batch(many)
@@ -161,7 +172,7 @@ def run_largest_steps(executor: CpuExecutor) -> None:
     blocks = row.blocks[: MAX_TOKENS // BLOCK_SIZE]
     longest = DrivenSequence(
         row.tokens[:MAX_TOKENS] * copies, num_computed=LONGEST - 1, blocks=blocks * copies,
-        state=row.state,
+        state=row.state, adapter=row.adapter,
     )  # fmt: skip
     driver.generate([longest], 1)
 
