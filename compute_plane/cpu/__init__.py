@@ -2,8 +2,9 @@
 
     building        build → kernel_cache (machine code on disk) → kernel_clean_up; kernel_notices
     a step          executor (the `GPUExecutor`), step_headers (what lies where), state_rows;
-                    pieces (tokens of prompts and generated ones apart), late_tokens (those that
-                    go through the last layers alone); decode_steps (the short way of decode)
+                    pieces (tokens of prompts and generated ones apart) → step_parts;
+                    late_tokens (those that go through the last layers alone);
+                    decode_steps (the short way of decode)
     the table       model_table (a model's records) → step_table (in memory); thread_team (walks
                     through it)
     records of      token_records (one kind of tokens); mixer_records → recurrence_records (Gated

@@ -4,8 +4,8 @@
                └──→ down of the token's adapter ─→ between ─→ up, added to it
 
 One record for all adapters and for all tensors that are one packed matrix (q, k and v), which calls
-the products of any other matrix (`kernels.cpu.adapter_sums`). It has no chunks in pieces of tokens
-without adapters, and no tokens but those with one are touched.
+the products of any other matrix (`kernels.cpu.adapter_sums`). No tokens but those with an adapter
+are touched. Pieces without any go through records without these (`model_table`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,17 @@ from compute_plane.cpu.late_tokens import LateTokens, late_tokens
 from compute_plane.cpu.latent_records import chunk_heads, largest_group, work_heads
 from compute_plane.cpu.logits_records import LOGITS_ROWS
 from compute_plane.cpu.model_table import ModelTable
-from compute_plane.cpu.pieces import PIECE_TOKENS, Piece, SortedTokens, sort_tokens
+from compute_plane.cpu.pieces import (
+    PIECE_TOKENS,
+    Piece,
+    PieceKind,
+    SortedTokens,
+    sort_tokens,
+)
 from compute_plane.cpu.sample_records import SampleRecords
 from compute_plane.cpu.state_rows import NO_ROWS, state_rows
 from compute_plane.cpu.step_headers import NONE_TAKEN, PieceArrays, StepHeaders
+from compute_plane.cpu.step_parts import Parts, kinds_of
 from compute_plane.cpu.thread_team import Entry, ThreadTeam
 from compute_plane.executor.embeddings import EmbeddedTokens, EmbeddingSums
 from compute_plane.executor.interface import (
@@ -70,30 +77,6 @@ MAX_WANTS: Final = 1024
 FEW_PARTS: Final = 3
 """Pieces of a step whose entries are kept."""
 NO_SAMPLES: Final = np.zeros((0, SAMPLE_WORDS), dtype=np.int64)
-
-
-class Parts(NamedTuple):
-    """What a step is made of: whether each of its pieces is of prompts, and groups of logits.
-
-    `late`: the same of pieces of tokens that go on alone; None: all do.
-    """
-
-    are_prompts: tuple[bool, ...]
-    late: tuple[bool, ...] | None
-    num_groups: int = 0
-
-    @property
-    def num_pieces(self) -> int:
-        """How many pieces there are."""
-        return len(self.are_prompts) + len(self.late or ())
-
-
-def parts_of(pieces: list[Piece], late: list[Piece] | None) -> Parts:
-    """Return what a step without logits is made of."""
-    return Parts(
-        tuple(piece.is_prompt for piece in pieces),
-        None if late is None else tuple(piece.is_prompt for piece in late),
-    )
 
 
 class CpuExecutor:
@@ -172,9 +155,10 @@ class CpuExecutor:
             most_rows=min(LOGITS_ROWS, PIECE_TOKENS, MAX_WANTS, max_tokens),
             tells_prompts_apart=self._model.tells_prompts_apart,
         )
-        self._decode_entries = np.array(
-            self._entries_of(Parts((False,), None, 1), self._decode.headers), dtype=np.int64
-        )
+        self._decode_entries = self._entries_of_decode(PieceKind.GENERATED)
+        self._adapted_decode_entries = self._decode_entries
+        if adapters is not None:
+            self._adapted_decode_entries = self._entries_of_decode(PieceKind.ADAPTED)
         self._team = ThreadTeam(num_threads)
 
     @property
@@ -202,7 +186,8 @@ class CpuExecutor:
         if hidden_rows is None and self._weights.embedding is not None and not self._keep_logits:
             answers = self._decode.take(batch)
             if answers is not None:
-                self._team.run(self._decode_entries)
+                is_adapted = len(batch.adapters) > 0
+                self._team.run(self._adapted_decode_entries if is_adapted else self._decode_entries)
                 return answers.output()
         layout = self._lay_out(batch)
         samples = SampleRecords(batch, self._spec.vocab_size)
@@ -221,12 +206,14 @@ class CpuExecutor:
         # Targets of log-probabilities and a sample behind them would be an item with a gap.
         if self._model.late is not None and not batch.prompt_logprob_rows:
             late = late_tokens(tokens, wanted, embedded)
+        parts = Parts(kinds_of(pieces, arrays), None)
         if late is not None:
             wanted, embedded = late.places(wanted), late.places(embedded)
-            arrays += self._describe_pieces(
+            of_late = self._describe_pieces(
                 batch, late.tokens.layout, late.pieces(), late=late, first_header=len(pieces)
             )
-        parts = parts_of(pieces, None if late is None else late.pieces())
+            parts = parts._replace(late=kinds_of(late.pieces(), of_late))
+            arrays += of_late
         groups = list(group_logits(wanted, LOGITS_ROWS, MAX_WANTS))
         records = [samples.take(group.wanted, group.rows) for group in groups]
         for index, (group, taken) in enumerate(zip(groups, records, strict=True), parts.num_pieces):
@@ -345,22 +332,28 @@ class CpuExecutor:
 
     def _entries_of(self, parts: Parts, all_headers: Sequence[int]) -> list[Entry]:
         """Return the entries of a step by the addresses of its headers."""
-        model, kinds = self._model, parts.are_prompts
+        model, kinds = self._model, parts.kinds
         headers = all_headers[: len(kinds)]
         entries = [(record, header) for header in headers for record in model.before]
-        for index, layers in enumerate(zip(model.layers, model.prompt_layers, strict=True)):
-            of_pieces = [layers[is_prompt] for is_prompt in kinds]
+        for index, layers in enumerate(zip(*model.layers_of_kinds, strict=True)):
+            of_pieces = [layers[kind] for kind in kinds]
             for of_piece, header in zip(of_pieces, headers, strict=True):
                 entries += [(record, header) for record in of_piece.write]
             if parts.late is not None and model.late is not None and index == model.late.first:
                 kinds, headers = parts.late, all_headers[len(kinds) : parts.num_pieces]
                 entries += [(record, header) for header in headers for record in model.late.before]
-                of_pieces = [layers[is_prompt] for is_prompt in kinds]
+                of_pieces = [layers[kind] for kind in kinds]
             for of_piece, header in zip(of_pieces, headers, strict=True):
                 entries += [(record, header) for record in of_piece.read]
         for header in all_headers[parts.num_pieces :]:
             entries += self._group_entries(header)
         return entries
+
+    def _entries_of_decode(self, kind: PieceKind) -> Int64Array:
+        """Return the entries of steps that take the short way."""
+        return np.array(
+            self._entries_of(Parts((kind,), None, 1), self._decode.headers), dtype=np.int64
+        )
 
     def _group_entries(self, header: int) -> list[Entry]:
         return [(record, header) for record in (*self._model.ends.after, self._sample)]

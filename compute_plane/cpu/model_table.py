@@ -88,7 +88,8 @@ class ModelTable:
     """The records of a model and the buffers they work in.
 
     `max_tokens`: of one step. `before`, `layers`: addresses of records, in order; `prompt_layers`:
-    the layers for pieces of prompt tokens, the same ones unless `tells_prompts_apart`. `late`: None
+    the layers for pieces of prompt tokens, the same ones unless `tells_prompts_apart`.
+    `layers_of_kinds`: by `PieceKind`, those with adapters where there are any. `late`: None
     where a state alone is the last that tokens leave. `ends`: what comes behind them. `hidden`:
     float32 [tokens, hidden], of all tokens of a step. `states`: of models with such layers.
     `adapters`: that tokens may be computed with; they must outlive it, too.
@@ -137,8 +138,7 @@ class ModelTable:
         if spec.mixture is not None:
             experts = ExpertBuffers(self._arena, spec, spec.mixture, PIECE_TOKENS, step_rows)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
-        added = None if adapters is None else AdapterRecords(self.table, rows, adapters)
-        buffers = rows, experts, self._mixers.rows_of_heads, added
+        buffers = rows, experts, self._mixers.rows_of_heads
         generated = token_records(self.table, *buffers, of_prompt=False)
         prompt = token_records(self.table, *buffers, of_prompt=True)
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
@@ -158,16 +158,21 @@ class ModelTable:
             self.before += self._inputs.before(weights.layer_inputs, generated.products)
         self.late = None if first_late is None else self._late(first_late)
         # Records fetch the weights of those added behind them, so generated tokens come last.
+        adapted = self._adapted_layers(weights, buffers, adapters)
         if self.tells_prompts_apart:
             self.prompt_layers = self._layers(weights, prompt)
         self.layers = self._layers(weights, generated)
         if not self.tells_prompts_apart:
             self.prompt_layers = self.layers
+        self.layers_of_kinds = (self.layers, self.prompt_layers, *adapted)
         self.ends = LogitsRecords(
             self.table, self._arena, spec, weights, generated.products, hidden=self._hidden
         )
         self.scratch_bytes = max(
-            self._mixers.scratch_bytes, generated.scratch_bytes, prompt.scratch_bytes
+            self._mixers.scratch_bytes,
+            self._adapted_scratch_bytes,
+            generated.scratch_bytes,
+            prompt.scratch_bytes,
         )
 
     # --- the parts ---
@@ -199,6 +204,26 @@ class ModelTable:
             for address, width in taken
         ]
         return LateRecords(first_late, (*before, *self._mixers.before))
+
+    def _adapted_layers(
+        self,
+        weights: PackedWeights,
+        buffers: tuple[RowBuffers, ExpertBuffers | None, RowBuffers | None],
+        adapters: PackedAdapters | None,
+    ) -> tuple[tuple[LayerRecords, ...], ...]:
+        """Return the layers for pieces with adapters: of generated tokens, and of prompts."""
+        self._adapted_scratch_bytes = 0
+        if adapters is None:
+            return ()
+        added = AdapterRecords(self.table, buffers[0], adapters)
+        prompt, generated = (
+            token_records(self.table, *buffers, added, of_prompt=of_prompt)
+            for of_prompt in (True, False)
+        )
+        of_prompts = self._layers(weights, prompt) if self.tells_prompts_apart else None
+        layers = self._layers(weights, generated)
+        self._adapted_scratch_bytes = max(generated.scratch_bytes, prompt.scratch_bytes)
+        return layers, of_prompts or layers
 
     def _layers(self, weights: PackedWeights, records: TokenRecords) -> tuple[LayerRecords, ...]:
         return tuple(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,21 @@ from compute_plane.executor.token_layout import Int64Array, TokenLayout
 
 PIECE_TOKENS: Final = 512
 """Tokens that go through a layer together: their activations stay in the second-level cache."""
+
+
+class PieceKind(IntEnum):
+    """Which records a piece of a step goes through."""
+
+    GENERATED = 0
+    PROMPT = 1
+    ADAPTED = 2
+    """Of generated tokens of which some have an adapter."""
+    ADAPTED_PROMPT = 3
+
+    @classmethod
+    def of(cls, *, is_prompt: bool, is_adapted: bool) -> PieceKind:
+        """Return the kind of a piece."""
+        return cls(is_prompt + 2 * is_adapted)
 
 
 @dataclass(frozen=True, slots=True)

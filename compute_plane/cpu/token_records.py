@@ -39,11 +39,14 @@ def token_records(
     rows: RowBuffers,
     experts: ExpertBuffers | None,
     rows_of_heads: RowBuffers | None,
-    adapters: AdapterRecords | None,
+    adapters: AdapterRecords | None = None,
     *,
     of_prompt: bool,
 ) -> TokenRecords:
-    """Return what adds records to a table; None for parts that a model does not have."""
+    """Return what adds records to a table; the buffers are None for a model without such parts.
+
+    `adapters`: what adds to products, of pieces with adapters.
+    """
     products = ProductRecords(table, rows, of_prompt=of_prompt, adapters=adapters)
     of_experts = of_heads = None
     if experts is not None:

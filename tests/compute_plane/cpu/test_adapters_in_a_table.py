@@ -11,7 +11,7 @@ from compute_plane.cpu.adapter_runs import adapter_runs
 from compute_plane.cpu.executor import CpuExecutor
 from compute_plane.cpu.packed_adapters import pack_adapters
 from compute_plane.cpu.packed_weights import pack_weights
-from compute_plane.cpu.pieces import PIECE_TOKENS
+from compute_plane.cpu.pieces import PIECE_TOKENS, PieceKind
 from compute_plane.memory.state_pool import make_states
 from compute_plane.model import layout
 from compute_plane.model.adapter import ROLES, Adapter
@@ -162,6 +162,21 @@ def test_rows_without_one_are_what_a_model_without_adapters_says(
         [one, _, other] = logits_of(executor, [(40, 0), (60, 1), (1, 0)])
     np.testing.assert_array_equal(beside_none, wanted)
     np.testing.assert_array_equal([one, other], wanted)
+
+
+def test_pieces_without_any_go_through_the_records_of_a_plane_without() -> None:
+    def records(executor: CpuExecutor, kind: PieceKind) -> int:
+        layers = executor._model.layers_of_kinds[kind]
+        return sum(len(layer.write) + len(layer.read) for layer in layers)
+
+    formats = {"": TensorFormat.BF16}
+    with executor_of((), formats=formats) as without, executor_of(formats=formats) as having:
+        for kind in (PieceKind.GENERATED, PieceKind.PROMPT):
+            assert records(having, kind) == records(without, kind)
+            adapted = PieceKind.of(is_prompt=kind is PieceKind.PROMPT, is_adapted=True)
+            # One for each of q·k·v, o, gate·up and down; products may no longer gate their sums.
+            more = records(having, adapted) - records(having, kind) - 4 * SPEC.num_layers
+            assert more in (0, SPEC.num_layers)
 
 
 def test_ranks_of_any_size_stand_beside_each_other() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.cpu.executor import Parts
 from compute_plane.cpu.late_tokens import late_tokens
-from compute_plane.cpu.pieces import PIECE_TOKENS, Piece, SortedTokens
+from compute_plane.cpu.pieces import PIECE_TOKENS, Piece, PieceKind, SortedTokens
+from compute_plane.cpu.step_parts import Parts
 from compute_plane.executor.token_layout import TokenLayout
 from compute_plane.model.late_layers import first_late_layer
 from tests.compute_plane.executor.tiny_llama import (
@@ -95,8 +95,8 @@ def test_layers_that_run_elsewhere_are_not_counted() -> None:
 def test_nothing_of_the_last_layers_is_walked_where_no_output_is_wanted() -> None:
     spec = with_gemma4(SPEC)
     with tiny_executor(spec, tiny_weights(spec), pool_for(spec, 8, 16)) as executor:
-        entries = executor._all_entries(Parts((False,), (), 0))
-        whole = executor._all_entries(Parts((False,), None, 0))
+        entries = executor._all_entries(Parts((PieceKind.GENERATED,), (), 0))
+        whole = executor._all_entries(Parts((PieceKind.GENERATED,), None, 0))
         layers = executor._model.layers
     walked = {record for record, _ in entries}
     assert not walked.intersection(layers[2].read)
