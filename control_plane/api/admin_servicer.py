@@ -50,7 +50,10 @@ class AdminServicer(inference_pb2_grpc.AdminServiceServicer):
         """Say what the requests are doing."""
         engine = self._access.require()
         infos = await engine.list_requests(include_ended=request.include_ended)
-        return inference_pb2.ListRequestsResponse(requests=map(request_info_to_proto, infos))
+        names = engine.plane.name_of
+        return inference_pb2.ListRequestsResponse(
+            requests=[request_info_to_proto(info, names(info.adapter)) for info in infos]
+        )
 
     async def Abort(
         self,

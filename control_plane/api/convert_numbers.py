@@ -10,8 +10,8 @@ from control_plane.telemetry import EngineMetrics
 from protos.hetero.inference.v1 import inference_pb2
 
 
-def request_info_to_proto(info: RequestInfo) -> inference_pb2.RequestInfo:
-    """Return what a request is doing."""
+def request_info_to_proto(info: RequestInfo, model: str) -> inference_pb2.RequestInfo:
+    """Return what a request is doing; `model`: what computes it, by name."""
     finish_reason = (
         inference_pb2.FINISH_REASON_UNSPECIFIED
         if info.finish_reason is None
@@ -19,6 +19,7 @@ def request_info_to_proto(info: RequestInfo) -> inference_pb2.RequestInfo:
     )
     return inference_pb2.RequestInfo(
         request_id=info.name,
+        model=model,
         state=state_to_proto(info.state),
         priority=info.priority,
         prompt_tokens=info.prompt_tokens,

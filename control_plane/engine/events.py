@@ -74,7 +74,7 @@ class RequestInfo:
 
     `name`: what its client calls it. `generated_tokens`: of each sample. `age_s`: since receipt.
     `history`: every state it entered, and when on the engine's monotonic clock, on which it was
-    received at `arrival_time`. `finish_reason`: None while it goes on.
+    received at `arrival_time`. `finish_reason`: None while it goes on. `adapter`: as in `Request`.
     """
 
     request_id: int
@@ -88,6 +88,7 @@ class RequestInfo:
     age_s: float
     history: tuple[StateChange, ...]
     finish_reason: FinishReason | None
+    adapter: int = 0
 
 
 Publisher = Callable[[Sequence[RequestUpdate]], None]

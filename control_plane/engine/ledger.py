@@ -306,4 +306,5 @@ def _describe(
         age_s=now - request.arrival_time,
         history=history,
         finish_reason=finish_reason,
+        adapter=request.adapter,
     )

@@ -219,6 +219,7 @@ def _model_info(info: inference_pb2.ModelInfo) -> ModelInfo:
 def _served_request(info: inference_pb2.RequestInfo) -> ServedRequest:
     return ServedRequest(
         request_id=info.request_id,
+        model=info.model,
         state=state_from_proto(info.state),
         priority=info.priority,
         prompt_tokens=info.prompt_tokens,

@@ -53,7 +53,7 @@ class ChatPrompt:
 class ServedRequest:
     """What a request is doing. `finish_reason`: empty while it goes on; `age_s`: since receipt.
 
-    `completion_tokens`: of each sample.
+    `completion_tokens`: of each sample. `model`: what computes it, the model or an adapter.
     """
 
     request_id: str
@@ -65,3 +65,4 @@ class ServedRequest:
     finish_reason: str
     age_s: float
     states: tuple[StateReached, ...]
+    model: str = ""

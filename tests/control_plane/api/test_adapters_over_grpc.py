@@ -48,6 +48,16 @@ def test_answers_are_those_of_the_adapter_and_in_its_name(play, expected):
     play(scene)
 
 
+def test_lists_of_requests_say_what_computes_each(play):
+    async def scene(rpc):
+        for name in NAMES:
+            await rpc.Generate(pb.GenerateRequest(model=name, text="hello", sampling=PARAMS))
+        listed = await rpc.ListRequests(pb.ListRequestsRequest(include_ended=True))
+        assert sorted(info.model for info in listed.requests) == sorted(NAMES)
+
+    play(scene)
+
+
 def test_embeddings_are_those_of_the_adapter(play, fake_plane):
     fake_plane.features = (*fake_plane.features, "embeddings")
 

@@ -1912,6 +1912,7 @@ class RequestInfo(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: Global___RequestState.ValueType
     priority: _builtins.int
@@ -1921,6 +1922,8 @@ class RequestInfo(_message.Message):
     """unspecified while it goes on"""
     age_s: _builtins.float
     """Seconds since its receipt."""
+    model: _builtins.str
+    """what computes it: the model that is loaded, or one of its adapters"""
     @_builtins.property
     def completion_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each sample"""
@@ -1939,10 +1942,11 @@ class RequestInfo(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         age_s: _builtins.float = ...,
         states: _abc.Iterable[Global___StateChange] | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "finish_reason", b"finish_reason", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "finish_reason", b"finish_reason", "model", b"model", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
