@@ -35,7 +35,7 @@ def names_of(dtype: str, head_dim: int) -> set[str]:
 @pytest.mark.parametrize(
     ("dtype", "head_dim"),
     [
-        ("bfloat16", 64),
+        pytest.param("bfloat16", 64, marks=pytest.mark.slow),
         ("float32", 64),
         pytest.param("bfloat16", 256, marks=pytest.mark.slow),
         pytest.param("float32", 128, marks=pytest.mark.slow),

@@ -53,13 +53,8 @@ OF_HEADS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("experts", marks=pytest.mark.wide),
-        pytest.param("inputs", marks=pytest.mark.slow),  # six minutes
-    ],
-)
+@pytest.mark.slow  # minutes each
+@pytest.mark.parametrize("kind", ["inputs", "experts"])
 def test_a_model_says_what_the_reference_operations_say(kind: str) -> None:
     launched = check(small(kind), {}, "bfloat16")
     expected = OF_HEADS | {"cap_logits", "rms_norm_add_normed_scaled_bfloat16_e32"}

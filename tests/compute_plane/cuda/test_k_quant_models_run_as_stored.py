@@ -127,15 +127,9 @@ def test_a_number_that_is_none_is_the_files_fault(label: str, at: int) -> None:
         plan_weights(SPEC, model.source, "bfloat16").place(CPU)
 
 
-@pytest.mark.parametrize(
-    ("has_experts", "dtype"),
-    [
-        pytest.param(False, "float16", marks=pytest.mark.wide),
-        pytest.param(False, "bfloat16", marks=pytest.mark.slow),  # minutes each
-        pytest.param(True, "float16", marks=pytest.mark.slow),
-        pytest.param(True, "bfloat16", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # minutes each
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("has_experts", [False, True], ids=["dense", "experts"])
 def test_kernels_give_what_the_reference_operations_give(has_experts: bool, dtype: str) -> None:
     spec = replace(
         tiny_spec(), vocab_size=41, num_layers=1, num_heads=4, num_kv_heads=1, head_dim=64,

@@ -89,8 +89,14 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours_the_splits_or_the_order_of_
     np.testing.assert_array_equal(simulate(alone, seed=2)["out"], together["out"])
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("variant", [DECODE, DECODE_FLOAT32], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(DECODE, marks=pytest.mark.wide),
+        pytest.param(DECODE_FLOAT32, marks=pytest.mark.slow),
+    ],
+    ids=lambda one: one.name,
+)
 @pytest.mark.parametrize(("splits", "split_rows"), [(2, 3), (3, 2), (5, None)])
 def test_whole_rows_behind_split_ones_have_their_bits_as_well(variant, splits, split_rows):
     # More chunks than the merge reads at a time, none, one; fewer than blocks of threads.
