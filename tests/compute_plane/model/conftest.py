@@ -13,6 +13,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 from safetensors.numpy import save_file
 
+from compute_plane.model.loader import LoadedModel, load_model
 from tests.compute_plane.model.mixture_tensors import MIXTURES, keys_of
 from tests.compute_plane.model.tiny_model import MERGES, SPECIALS, TOKENS, TinyModel
 
@@ -321,3 +322,21 @@ class Tiny:
 @pytest.fixture(scope="session")
 def tiny() -> Tiny:
     return Tiny()
+
+
+# A tiny Llama, and what both kinds of its files load as.
+
+
+@pytest.fixture(scope="module")
+def made() -> TinyModel:
+    return TinyModel()
+
+
+@pytest.fixture(scope="module")
+def model(tiny, made, tmp_path_factory) -> LoadedModel:
+    return load_model(str(tiny.directory(tmp_path_factory.mktemp("model") / "m", made)))
+
+
+@pytest.fixture(scope="module")
+def in_gguf(tiny, made, tmp_path_factory) -> LoadedModel:
+    return load_model(str(tiny.gguf(tmp_path_factory.mktemp("model") / "m.gguf", made)))

@@ -140,21 +140,6 @@ def test_multipliers_of_falcon_are_in_pairs_of_directories_alone(tiny, tmp_path)
             load_adapter("a", other, of)
 
 
-@pytest.fixture(scope="module")
-def made() -> TinyModel:
-    return TinyModel()
-
-
-@pytest.fixture(scope="module")
-def model(tiny, made, tmp_path_factory) -> LoadedModel:
-    return load_model(str(tiny.directory(tmp_path_factory.mktemp("model") / "m", made)))
-
-
-@pytest.fixture(scope="module")
-def in_gguf(tiny, made, tmp_path_factory) -> LoadedModel:
-    return load_model(str(tiny.gguf(tmp_path_factory.mktemp("model") / "m.gguf", made)))
-
-
 def test_parts_of_a_fused_matrix_share_what_is_before_them(tiny, tmp_path):
     made = TinyModel(architecture="phi3")
     loaded_model = load_model(str(tiny.directory(tmp_path / "m", made)))

@@ -14,7 +14,7 @@ from compute_plane.model.errors import (
     ModelReferenceError,
     UnsupportedModelError,
 )
-from compute_plane.model.loader import LoadedModel, load_model
+from compute_plane.model.loader import load_model
 from planes.errors import ConfigError
 from tests.compute_plane.model.delta_net_models import DeltaNetModel
 from tests.compute_plane.model.falcon_models import FalconModel
@@ -30,22 +30,6 @@ from tests.compute_plane.model.made_adapters import (
     write_gguf_adapter,
 )
 from tests.compute_plane.model.tiny_model import TinyModel
-
-
-@pytest.fixture(scope="module")
-def made() -> TinyModel:
-    return TinyModel()
-
-
-@pytest.fixture(scope="module")
-def model(tiny, made, tmp_path_factory) -> LoadedModel:
-    return load_model(str(tiny.directory(tmp_path_factory.mktemp("model") / "m", made)))
-
-
-@pytest.fixture(scope="module")
-def in_gguf(tiny, made, tmp_path_factory) -> LoadedModel:
-    return load_model(str(tiny.gguf(tmp_path_factory.mktemp("model") / "m.gguf", made)))
-
 
 UNSUPPORTED = {
     "use_dora": True,
