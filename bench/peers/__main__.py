@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import models, results
-from bench.peers.cases import CASES, SHAPE_CASES, Case, Line
+from bench.peers.cases import CASES, CASES_TO_NAME, Case, Line
 from bench.peers.contention import QuietRule
 from bench.peers.environments import DEFAULT_DIRECTORY, ENVIRONMENTS, install, is_installed
 from bench.peers.shapes import SHAPES
@@ -26,7 +26,7 @@ from planes.errors import ConfigError, EngineError
 
 SCHEMA = 1
 LOG_NAME = "peers.log"
-CASE_NAMES = [case.name for case in (*CASES, *SHAPE_CASES)]
+CASE_NAMES = [case.name for case in (*CASES, *CASES_TO_NAME)]
 SHAPE_NAMES = [shape.name for shape in SHAPES]
 ENVIRONMENT_NAMES = [environment.name for environment in ENVIRONMENTS]
 PEER_NAMES = [name for name in ENVIRONMENT_NAMES if name != "ovexport"]
@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     run = commands.add_parser("run", help="measure, write one table and JSON")
     run.add_argument(
         "--cases", type=_list_of(CASE_NAMES), default=[case.name for case in CASES],
-        metavar="NAMES", help=f"of {','.join(CASE_NAMES)}; the shapes' are left out unless named",
+        metavar="NAMES", help=f"of {','.join(CASE_NAMES)}; of shapes and at depth only if named",
     )  # fmt: skip
     run.add_argument(
         "--only", default="", metavar="TEXT", help="lines whose peer or weights have it"
@@ -93,7 +93,7 @@ def chosen_lines(options: argparse.Namespace) -> list[tuple[Case, Line]]:
     """Return what is to be measured. Raises ConfigError if that is nothing, or not installed."""
     lines = [
         (case, line)
-        for case in (*CASES, *SHAPE_CASES)
+        for case in (*CASES, *CASES_TO_NAME)
         if case.name in options.cases
         for line in case.lines
         if line.peer.environment in options.peers

@@ -5,13 +5,14 @@ Settings of the peers are the fastest found for these cases among those their do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.peers.environments import llama_cpp_directory
 from bench.peers.models import DEFAULT_MODEL
-from bench.peers.shapes import SHAPES
+from bench.peers.shapes import SHAPES, Shape
 
 EACH_CHANNEL = "18446744073709551615"
 """OpenVINO's group size for activations quantised with one scale a token."""
@@ -56,8 +57,8 @@ class Case:
     lines: tuple[Line, ...]
 
 
-def _llama(runner: str, weights: str, model: str) -> Peer:
-    return Peer("llama.cpp", weights, "llamacpp", runner, model)
+def _llama(runner: str, weights: str, model: str, **settings: Any) -> Peer:  # noqa: ANN401 - its own
+    return Peer("llama.cpp", weights, "llamacpp", runner, model, settings)
 
 
 def _openvino(weights: str, model: str, **settings: Any) -> Peer:  # noqa: ANN401 - plugin's
@@ -88,15 +89,26 @@ OPENVINO_ALIKE = (
 )
 """Beside weights of ours that are as large: one stream is bound by reading them."""
 
-OF_SHAPES = tuple(
-    Line(_llama("llamacpp_bench", f"{shape.title}, {words[-1]}", model), model)
-    for shape in SHAPES
-    for words in shape.formats
-    for model in [shape.file_of(words)]
-)
+
+def _of_shape(shape: Shape, words: Sequence[str], **settings: Any) -> Line:  # noqa: ANN401 - peer's
+    model = shape.file_of(words)
+    weights = f"{shape.title}, {words[-1]}"
+    return Line(_llama("llamacpp_bench", weights, model, **settings), model)
+
+
+OF_SHAPES = tuple(_of_shape(shape, words) for shape in SHAPES for words in shape.formats)
 """Models of random weights, the same file on both sides."""
 
-SHAPE_CASES = (
+
+def _at_depth(flash_attention: str) -> tuple[Line, ...]:
+    settings = {"-fa": flash_attention}
+    return (
+        Line(_llama("llamacpp_bench", "Q4_1", DEFAULT_MODEL, **settings)),
+        *(_of_shape(shape, shape.formats[0], **settings) for shape in SHAPES),
+    )
+
+
+CASES_TO_NAME = (
     Case(
         "shapes-decode",
         "random weights, one stream, decode 64, in the engine",
@@ -107,8 +119,19 @@ SHAPE_CASES = (
         "random weights, prompt of 512 tokens, in the engine",
         "prefill", 1, 512, 1, False, OF_SHAPES,
     ),
+    Case(
+        "depth-decode",
+        "one stream, decode 64 behind 4032, in the engine",
+        "decode", 1, 4033, 64, False, _at_depth("off"),
+    ),
+    Case(
+        "depth-prompt",
+        "prompt of 4032 tokens, in the engine",
+        "prefill", 1, 4032, 1, False, _at_depth("on"),
+    ),
 )  # fmt: skip
-"""These are measured where they are asked for."""
+"""These are measured where they are asked for. Behind long contexts `llama-bench` decodes up to six
+times as fast without flash attention; prompts it computes faster with it."""
 
 CASES = (
     Case(

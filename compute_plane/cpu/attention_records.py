@@ -23,7 +23,8 @@ from compute_plane.model.rope import (
     query_growth,
     score_factor,
 )
-from kernels.cpu.attention_items import most_shared_items, rows_per_item
+from kernels.cpu.attention_items import rows_per_item
+from kernels.cpu.attention_plan import num_slots
 from kernels.cpu.attention_sizes import (
     attention_partial_floats,
     attention_scratch_bytes,
@@ -97,7 +98,7 @@ class AttentionRecords:
         self._queries = self._floats(max_tokens * max(heads.query_size for heads in kinds))
         self._growth = self._growth_of(spec)
         self._partials = self._floats(
-            most_shared_items(min(spec.context_length, pool.num_tokens), pool.block_size)
+            num_slots(min(spec.context_length, pool.num_tokens), pool.block_size)
             * max(attention_partial_floats(heads.num_heads, heads.head_dim) for heads in kinds)
         )
         self.before: list[int] = []

@@ -7,7 +7,7 @@ that stays; a step puts there what moves on:
 
     each step               tokens, positions, places in the pool, positions of the samples
     with another table      the address of the block tables
-    with long contexts      attention items (`kernels.cpu.attention_items`)
+    with long contexts      how attention is cut (`kernels.cpu.attention_plan`)
     where samples have penalties, biases, masks or log-probabilities: their records
     with another run        everything
 
@@ -30,7 +30,7 @@ from compute_plane.executor.decode_checks import DecodeChecks
 from compute_plane.executor.interface import ExecutionBatch, Int32Array
 from compute_plane.executor.sampling_rows import SamplingKeys, SamplingRows
 from compute_plane.executor.token_layout import PoolShape
-from kernels.cpu.attention_items import ContextSharing, attention_items, share_long_contexts
+from kernels.cpu.attention_plan import AttentionShape, LastingPlan
 from kernels.cpu.sample_record import SampleWord
 
 Words = npt.NDArray[np.int64]
@@ -50,11 +50,13 @@ class Samples(NamedTuple):
 class _Run:
     """What steps share as long as `query_lens`, `sampled_rows` and `keys` are the same objects."""
 
-    def __init__(self, batch: ExecutionBatch, keys: SamplingKeys, every: Words, group: int) -> None:
+    def __init__(
+        self, batch: ExecutionBatch, keys: SamplingKeys, every: Words, shape: AttentionShape
+    ) -> None:
         self.query_lens, self.sampled_rows, self.keys = batch.query_lens, batch.sampled_rows, keys
         self.out_tokens = every[: len(batch.query_lens)]
         self.all_are_sampled = bool(np.array_equal(batch.sampled_rows, self.out_tokens))
-        self.items = attention_items(batch.query_lens, group)
+        self.attention = LastingPlan(batch.query_lens, shape)
         self.states, self.adapters = batch.states, batch.adapters
         self.adapter_runs = adapter_runs(batch.adapters)
         self._plain: Samples | None = None
@@ -97,16 +99,14 @@ class CpuDecodeSteps:
         shape: PoolShape,
         headers: StepHeaders,
         *,
-        group: int,
         chunk_heads: int,
-        sharing: ContextSharing,
+        attention: AttentionShape,
         most_rows: int,
         tells_prompts_apart: bool,
     ) -> None:
         self._shape = shape
         self._headers = headers.others()
-        self._group = group
-        self._chunk_heads, self._sharing = chunk_heads, sharing
+        self._chunk_heads, self._attention = chunk_heads, attention
         self._most_rows = most_rows
         self._tells_prompts_apart = tells_prompts_apart
         self._checks = DecodeChecks(shape, ANY_LENGTH, None, most_rows)
@@ -145,7 +145,7 @@ class CpuDecodeSteps:
             return None
         run = self._run
         if run is None or not run.has(batch, sampling.keys):
-            run = self._run = _Run(batch, sampling.keys, self._every, self._group)
+            run = self._run = _Run(batch, sampling.keys, self._every, self._attention)
             self._described = None
         if not run.all_are_sampled:
             return None
@@ -163,12 +163,12 @@ class CpuDecodeSteps:
 
     def _describe_tokens(self, batch: ExecutionBatch, run: _Run, num_rows: int) -> None:
         """Bring the header of the tokens up to date."""
-        items, merges = share_long_contexts(run.items, batch.positions, self._sharing)
+        attention = run.attention.plan(batch.positions, batch.block_tables)
         before = self._described
         if (
             before is not None
             and before.block_tables is batch.block_tables
-            and before.items is items
+            and before.attention is attention
         ):
             return
         self._described = PieceArrays(
@@ -176,8 +176,7 @@ class CpuDecodeSteps:
             self._positions[:num_rows],
             self._kv_places[:num_rows],
             batch.block_tables,
-            items,
-            merges,
+            attention,
             self._state_rows(batch, num_rows),
             adapter_runs=run.adapter_runs,
         )

@@ -47,12 +47,8 @@ from compute_plane.executor.interface import (
 )
 from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
-from kernels.cpu.attention_items import (
-    ContextSharing,
-    attention_items,
-    most_shared_items,
-    share_long_contexts,
-)
+from kernels.cpu.attention_items import attention_items
+from kernels.cpu.attention_plan import AttentionShape, num_slots, plan_attention
 from kernels.cpu.catalogue import sample
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.operands import LOGITS, LOGITS_STRIDE, VOCAB
@@ -138,20 +134,19 @@ class CpuExecutor:
         self._headers = StepHeaders(num_threads, scratch_bytes, per_token, state_parts)
         # Almost every step has few pieces and one group of logits: its entries are made once.
         self._ordinary: dict[Parts, Int64Array] = {}
-        self._group = largest_group(spec)
         self._chunk_heads = chunk_heads(spec)
-        self._sharing = ContextSharing(
+        self._attention = AttentionShape(
+            largest_group(spec),
             kv_pool.block_size,
             work_heads(spec),
             num_threads,
-            most_shared_items(min(spec.context_length, kv_pool.num_tokens), kv_pool.block_size),
+            num_slots(min(spec.context_length, kv_pool.num_tokens), kv_pool.block_size),
         )
         self._decode = CpuDecodeSteps(
             self._shape,
             self._headers,
-            group=self._group,
             chunk_heads=self._chunk_heads,
-            sharing=self._sharing,
+            attention=self._attention,
             most_rows=min(LOGITS_ROWS, PIECE_TOKENS, MAX_WANTS, max_tokens),
             tells_prompts_apart=self._model.tells_prompts_apart,
         )
@@ -293,20 +288,17 @@ class CpuExecutor:
             if len(pieces) > 1 or late is not None:  # the tokens of each row in this piece
                 rows = layout.token_rows[first:end]
                 query_lens = np.bincount(rows, minlength=len(query_lens)).astype(np.int32)
-            items = attention_items(query_lens, self._group)
-            items, merges = share_long_contexts(items, layout.positions[first:end], self._sharing)
+            positions = layout.positions[first:end]
+            items = attention_items(query_lens, self._attention.group)
             arrays = PieceArrays(
                 layout.token_ids[first:end],
-                layout.positions[first:end],
+                positions,
                 layout.kv_slots[first:end],
                 layout.block_tables,
-                items,
-                merges,
+                plan_attention(items, positions, layout.block_tables, self._attention),
                 NO_ROWS
                 if self._states is None
-                else state_rows(
-                    layout.token_rows[first:end], layout.positions[first:end], batch.states
-                ),
+                else state_rows(layout.token_rows[first:end], positions, batch.states),
                 NONE_TAKEN if late is None else late.taken[first:end],
                 adapter_runs(batch.adapters[layout.token_rows[first:end]])
                 if len(batch.adapters)

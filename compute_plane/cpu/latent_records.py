@@ -23,7 +23,8 @@ from compute_plane.cpu.product_records import (
 )
 from compute_plane.cpu.row_buffers import RowBuffers
 from compute_plane.model.rope import attention_factors, inverse_frequencies
-from kernels.cpu.attention_items import most_shared_items, rows_per_item
+from kernels.cpu.attention_items import rows_per_item
+from kernels.cpu.attention_plan import num_slots
 from kernels.cpu.attention_sizes import (
     ROW_BLOCK,
     attention_partial_floats,
@@ -133,7 +134,7 @@ class LatentRecords:
         self._queries = floats(max_rows * heads * of.row_size)
         self._attended = floats(max_rows * heads * of.rank)
         self._given = floats(max_rows * spec.attended_size)
-        most = most_shared_items(min(spec.context_length, pool.num_tokens), pool.block_size)
+        most = num_slots(min(spec.context_length, pool.num_tokens), pool.block_size)
         self._partials = floats(most * attention_partial_floats(heads, of.rank))
         # One behind the other: rows of a head begin max_rows rows behind those of the one before.
         self.rows = RowBuffers(arena, max_rows * heads, max(of.plain, of.rank))

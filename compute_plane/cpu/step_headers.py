@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from compute_plane.cpu.state_rows import NO_ROWS
 from compute_plane.memory.huge_pages import huge_page_array
 from kernels.cpu.board import MAX_CHUNKS
 from kernels.cpu.operation import HEADER_WORDS, StepWord
+
+if TYPE_CHECKING:
+    from kernels.cpu.attention_plan import AttentionPlan
 
 Words = npt.NDArray[np.int64]
 
@@ -32,18 +35,16 @@ class PieceArrays(NamedTuple):
     """A piece of a step's tokens: T tokens of S rows, C-contiguous.
 
     `token_ids`, `positions`: [T]. `kv_places`: [T], block · block_size + offset. `block_tables`:
-    [S, M], all rows of the step. `items`, `merges`: `kernels.cpu.attention_items`. `state_rows`:
-    `compute_plane.cpu.state_rows`, of models with states. `taken`: [T], of tokens that go on
-    alone, which of the step they are (`compute_plane.cpu.late_tokens`). `adapter_runs`:
-    `compute_plane.cpu.adapter_runs`.
+    [S, M], all rows of the step. `state_rows`: `compute_plane.cpu.state_rows`, of models with
+    states. `taken`: [T], of tokens that go on alone, which of the step they are
+    (`compute_plane.cpu.late_tokens`). `adapter_runs`: `compute_plane.cpu.adapter_runs`.
     """
 
     token_ids: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
     kv_places: npt.NDArray[np.int64]
     block_tables: npt.NDArray[np.int32]
-    items: npt.NDArray[np.int32]
-    merges: npt.NDArray[np.int32]
+    attention: AttentionPlan
     state_rows: npt.NDArray[np.int32] = NO_ROWS
     taken: npt.NDArray[np.int64] = NONE_TAKEN
     adapter_runs: npt.NDArray[np.int32] = NO_RUNS
@@ -85,9 +86,8 @@ class StepHeaders:
     ) -> None:
         """Describe a piece of the step's tokens in header `index`; the arrays must stay alive."""
         header = self._at(index)
-        token_ids, positions, kv_places, block_tables, items, merges, state_rows, taken, runs = (
-            piece
-        )
+        token_ids, positions, kv_places, block_tables, attention, state_rows, taken, runs = piece
+        items, tokens, merges, slots = attention
         num_tokens = len(token_ids)
         header[StepWord.NUM_TOKENS] = num_tokens
         header[StepWord.FIRST_TOKEN] = first_token
@@ -98,6 +98,8 @@ class StepHeaders:
         header[StepWord.TABLE_WIDTH] = block_tables.shape[1]
         header[StepWord.ATTENTION_ITEMS] = items.ctypes.data
         header[StepWord.NUM_ATTENTION_ITEMS] = len(items)
+        header[StepWord.ATTENTION_TOKENS] = tokens.ctypes.data
+        header[StepWord.PARTIAL_SLOTS] = slots.ctypes.data
         header[StepWord.TOKEN_CHUNKS] = _row_chunks(num_tokens)
         header[StepWord.ATTENTION_CHUNKS] = min(len(items) * num_kv_heads, MAX_CHUNKS)
         header[StepWord.ATTENTION_MERGES] = merges.ctypes.data

@@ -18,12 +18,8 @@ from hetero_infer.bench.kernel_cases import (
 )
 from hetero_infer.bench.kernel_workbench import Workbench
 from kernels.cpu.attention import merge_attention
-from kernels.cpu.attention_items import (
-    ContextSharing,
-    attention_items,
-    rows_per_item,
-    share_long_contexts,
-)
+from kernels.cpu.attention_items import attention_items, rows_per_item
+from kernels.cpu.attention_plan import AttentionShape, plan_attention
 from kernels.cpu.attention_sizes import (
     attention_partial_floats,
     attention_scratch_bytes,
@@ -38,8 +34,8 @@ from kernels.cpu.operation import StepWord
 GROUP: Final = HEADS // KV_HEADS
 QUERY_SIZE: Final = HEADS * HEAD_DIM
 QKV_SIZE: Final = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-DECODES: Final = ((1, 512), (1, 2048), (32, 512), (32, 1500))
-"""Sequences, and the tokens each attends to."""
+DECODES: Final = ((1, 512, 0), (1, 2048, 0), (32, 512, 0), (32, 1500, 0), (32, 2112, 2048))
+"""Sequences, the tokens each attends to, and how many of them lie in the same blocks for all."""
 PREFILLS: Final = (256, 1024)
 ROPE_TOKENS: Final = (32, 256)
 
@@ -47,7 +43,11 @@ ROPE_TOKENS: Final = (32, 256)
 def attention_cases() -> list[KernelCase]:
     """Return decode and prefill, and rope with the write of K and V."""
     return [
-        *(_attention(dtype, rows, 1, length) for dtype in VALUE_BYTES for rows, length in DECODES),
+        *(
+            _attention(dtype, rows, 1, length, common)
+            for dtype in VALUE_BYTES
+            for rows, length, common in DECODES
+        ),
         *(_attention(dtype, 1, length, length) for dtype in VALUE_BYTES for length in PREFILLS),
         *(_rope(dtype, tokens) for dtype in VALUE_BYTES for tokens in ROPE_TOKENS),
     ]
@@ -65,34 +65,42 @@ def _peak(dtype: str) -> str:
     return "bf16_dot" if dtype != "float32" and chosen.has_bf16_dot else "fma"
 
 
-def _attention(dtype: str, num_rows: int, query_len: int, length: int) -> KernelCase:
-    """`num_rows` sequences of `length` tokens; the last `query_len` of each ask."""
+def _attention(
+    dtype: str, num_rows: int, query_len: int, length: int, common: int = 0
+) -> KernelCase:
+    """`num_rows` sequences of `length` tokens; the last `query_len` of each ask.
+
+    `common`: tokens of their beginning that all have in the same blocks.
+    """
     tokens = num_rows * query_len
-    blocks = num_rows * -(-length // BLOCK_SIZE)
+    blocks = num_rows * (-(-length // BLOCK_SIZE) - common // BLOCK_SIZE) + common // BLOCK_SIZE
     first = length - query_len + 1
     seen = num_rows * sum(range(first, length + 1))
     kind = "decode" if query_len == 1 else "prefill"
     return KernelCase(
-        name=f"attention {dtype} {kind} {num_rows} × {length}",
+        name=f"attention {dtype} {kind} {num_rows} × {length}"
+        + (common > 0) * f", {common} common",
         num_bytes=blocks * layout_of(dtype).block_bytes + 2 * 4 * tokens * QUERY_SIZE,
         num_operations=4 * HEADS * HEAD_DIM * seen,
         peak=_peak(dtype),
-        prepare=partial(_prepare_attention, dtype, num_rows, query_len, length),
+        prepare=partial(_prepare_attention, dtype, num_rows, query_len, length, common),
     )
 
 
 def _prepare_attention(
-    dtype: str, num_rows: int, query_len: int, length: int, bench: Workbench
+    dtype: str, num_rows: int, query_len: int, length: int, common: int, bench: Workbench
 ) -> list[Entry]:
     layout = layout_of(dtype)
     tokens, width = num_rows * query_len, -(-length // BLOCK_SIZE)
     positions = np.tile(np.arange(length - query_len, length, dtype=np.int32), num_rows)
-    items, merges = share_long_contexts(
+    tables = bench.random.permutation(num_rows * width).astype(np.int32).reshape(num_rows, width)
+    tables[:, : common // BLOCK_SIZE] = tables[0, : common // BLOCK_SIZE]
+    items, places, merges, slots = plan_attention(
         attention_items(np.full(num_rows, query_len, np.int32), GROUP),
         positions,
-        ContextSharing(BLOCK_SIZE, KV_HEADS, bench.team.num_threads),
+        tables,
+        AttentionShape(GROUP, BLOCK_SIZE, KV_HEADS, bench.team.num_threads),
     )
-    tables = bench.random.permutation(num_rows * width).astype(np.int32)
     operands: Mapping[int, int] = {
         Attention.QUERIES: bench.floats(tokens * QUERY_SIZE),
         Attention.OUT: bench.zeros(4 * tokens * QUERY_SIZE),
@@ -106,7 +114,9 @@ def _prepare_attention(
         Attention.VALUE_DIM: HEAD_DIM,
         Attention.HEAD_STRIDE: layout.head_bytes,
         Attention.QUERIES_FIRST_WORD: StepWord.FIRST_TOKEN,
-        Attention.PARTIALS: bench.zeros(4 * len(items) * attention_partial_floats(HEADS, HEAD_DIM)),
+        Attention.PARTIALS: bench.zeros(
+            4 * int(merges[:, 1].sum()) * attention_partial_floats(HEADS, HEAD_DIM)
+        ),
     }
     header = bench.header(
         {
@@ -116,6 +126,8 @@ def _prepare_attention(
             StepWord.TABLE_WIDTH: width,
             StepWord.ATTENTION_ITEMS: bench.place(items),
             StepWord.NUM_ATTENTION_ITEMS: len(items),
+            StepWord.ATTENTION_TOKENS: bench.place(places),
+            StepWord.PARTIAL_SLOTS: bench.place(slots),
             StepWord.ATTENTION_MERGES: bench.place(merges),
             StepWord.NUM_ATTENTION_MERGES: len(merges),
         },

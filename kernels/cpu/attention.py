@@ -13,6 +13,8 @@ A row's state (maximum, sum of weights, weighted V) starts anew with every segme
 segments' results are folded together in their order. So one long context can be shared among
 threads: an item may ask for one segment only, whose result goes to the *partials*, and
 `merge_attention` folds those. Because everybody folds at the same positions, the bits are the same.
+Such an item may have tokens of several rows, if the segment lies in the same blocks for all
+(`kernels.cpu.attention_plan`): all of it comes before each of them.
 
 In a layer with a window (`Attention.WINDOW`) an item begins with the super-block in which the
 window of its first token does, and nothing before that sub-block is read. A row whose window begins
@@ -54,6 +56,7 @@ from kernels.cpu.attention_context import (
     item_at,
     last_sub_block,
     take_next,
+    token_at,
 )
 from kernels.cpu.attention_lowerings import FIRST, LIMIT, PARTIAL_SUMS_AT, Lowering, lowering
 from kernels.cpu.attention_places import Place, word32
@@ -109,7 +112,7 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
         )
         index, head = work // kv_heads, work % kv_heads
         item = item_at(header, index)
-        first_sub = first_sub_block(record, header, word32(item, Item.TOKEN))
+        first_sub = first_sub_block(record, header, token_at(header, item, 0))
         last = last_sub_block(record, header, item)
         first_super, end_super = first_super_block(item, first_sub), last // SUB_BLOCKS + 1
         is_partial = word32(item, Item.SEGMENT) > 0
@@ -118,7 +121,7 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
             if end_super <= first_super:
                 return
         is_folded = (end_super - 1) // SEGMENT > first_super // SEGMENT
-        first_token, num_tokens = word32(item, Item.TOKEN), word32(item, Item.NUM_TOKENS)
+        num_tokens = word32(item, Item.NUM_TOKENS)
         dim, group = word(record, Attention.HEAD_DIM), num_heads // kv_heads
         padded, rows = (dim + LANES - 1) // LANES * LANES, num_tokens * group
         value_dim = word(record, Attention.VALUE_DIM)
@@ -135,20 +138,18 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
         key_bytes = padded * SUB_BLOCK_TOKENS * value_bytes
         values_bytes = width * SUB_BLOCK_TOKENS * value_bytes
 
-        shift = num_heads * first_token + group * head
-        source = word(record, Attention.QUERIES) + 4 * dim * shift
         first_row = word(header, word(record, Attention.QUERIES_FIRST_WORD))
-        source += 4 * dim * num_heads * first_row
-        item_positions = word(header, StepWord.POSITIONS) + 4 * first_token
+        source = word(record, Attention.QUERIES) + 4 * dim * (num_heads * first_row + group * head)
         for r in range(rows):
-            token = r // group
-            row = source + 4 * dim * (token * num_heads + r - token * group)
+            number = r // group
+            token = token_at(header, item, number)
+            row = source + 4 * dim * (token * num_heads + r - number * group)
             if to_pairs:
                 copy_padded(row, dim, out)
                 round_row(out, padded, queries + r * query_bytes)
             else:
                 copy_padded(row, dim, queries + r * query_bytes)
-            position = word32(item_positions, token)
+            position = word32(word(header, StepWord.POSITIONS), token)
             int64_at(states + r * STATE_BYTES)[LIMIT] = position + 1
             int64_at(states + r * STATE_BYTES)[FIRST] = first_seen(record, position)
         limit = word(states + (rows - 1) * STATE_BYTES, LIMIT)
@@ -162,7 +163,7 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
             next_first, next_last = first_sub, last
             if current + 1 == end_super and neighbour >= 0:
                 next_item, next_head = item_at(header, neighbour // kv_heads), neighbour % kv_heads
-                next_first = first_sub_block(record, header, word32(next_item, Item.TOKEN))
+                next_first = first_sub_block(record, header, token_at(header, next_item, 0))
                 next_super = first_super_block(next_item, next_first)
                 next_last = last_sub_block(record, header, next_item)
             find_next(
@@ -209,28 +210,30 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
                     )  # fmt: skip
         end()
         if is_partial:
-            stride = 4 * (LANES + width)
-            partial = word(record, Attention.PARTIALS)
-            partial += stride * (index * num_heads + head * group)
+            segment = word32(item, Item.SEGMENT) - 1
             for r in range(rows):
+                number = r // group
+                token = token_at(header, item, number)
+                partial = partial_at(record, header, token, segment, width)
+                partial += 4 * (LANES + width) * (head * group + r - number * group)
                 fold_row(
                     states + r * STATE_BYTES, out + 4 * r * width, width,
-                    partial + r * stride, partial + r * stride + 4 * LANES, True,
+                    partial, partial + 4 * LANES, True,
                 )  # fmt: skip
             return
-        target = word(record, Attention.OUT) + 4 * value_dim * shift
         for r in range(rows):
-            token = r // group
-            row = target + 4 * value_dim * (token * num_heads + r - token * group)
-            query_head = head * group + r - token * group
+            number = r // group
+            query_head = head * group + r - number * group
+            row = token_at(header, item, number) * num_heads + query_head
+            target = word(record, Attention.OUT) + 4 * value_dim * row
             if is_folded:
                 total = float32_at(sums + r * SUMS_BYTES)[1]
                 total += weight_of_sink(record, query_head, float32_at(sums + r * SUMS_BYTES)[0])
-                write_result(folded + 4 * r * width, value_dim, width, row, total)
+                write_result(folded + 4 * r * width, value_dim, width, target, total)
             else:
                 total = sum_lanes(states + r * STATE_BYTES + PARTIAL_SUMS_AT)
                 total += weight_of_sink(record, query_head, float32_at(states + r * STATE_BYTES)[0])
-                write_result(out + 4 * r * width, value_dim, width, row, total)
+                write_result(out + 4 * r * width, value_dim, width, target, total)
 
     @inlined()
     def attend_to_all(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
@@ -246,6 +249,15 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
             attend(record, header, this, neighbour, scratch(header, worker))
 
     return attend_to_all
+
+
+@inlined()
+def partial_at(record: int, header: int, token: int, segment: int, width: int) -> int:
+    """Return the address of what the heads of a token found in a segment."""
+    slot = word32(word(header, StepWord.PARTIAL_SLOTS), token) + segment
+    stride = 4 * (LANES + width) * word(record, Attention.NUM_HEADS)
+    address: int = word(record, Attention.PARTIALS) + stride * slot
+    return address
 
 
 @inlined()
@@ -302,13 +314,13 @@ def attention_float8(record: int, header: int, chunk: int, num_chunks: int, work
 
 @operation()
 def merge_attention(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Fold the segments of tokens whose context was shared among items; any pool.
+    """Fold the segments of tokens whose context was cut; any pool.
 
     Runs behind attention, with the same operands, over StepWord.ATTENTION_MERGES.
     """
     dim, num_heads = word(record, Attention.VALUE_DIM), word(record, Attention.NUM_HEADS)
     padded = (dim + LANES - 1) // LANES * LANES
-    stride = 4 * (LANES + padded)
+    stride = 4 * (LANES + padded) * num_heads
     sums = scratch(header, worker)
     out = sums + SUMS_BYTES
     work = word(header, StepWord.NUM_ATTENTION_MERGES) * num_heads
@@ -317,13 +329,13 @@ def merge_attention(record: int, header: int, chunk: int, num_chunks: int, worke
         head = this % num_heads
         token = word32(merge, Merge.TOKEN)
         passed = first_sub_block(record, header, token) // (SEGMENT * SUB_BLOCKS)
-        first = word32(merge, Merge.FIRST_ITEM) + passed
-        partial = word(record, Attention.PARTIALS) + stride * (first * num_heads + head)
+        partial = partial_at(record, header, token, passed, padded)
+        partial += 4 * (LANES + padded) * head
         float32_at(sums)[0] = float32_at(partial)[0]
         float32_at(sums)[1] = float32_at(partial)[1]
         copy_padded(partial + 4 * LANES, padded, out)
-        for _ in range(passed + 1, word32(merge, Merge.NUM_ITEMS)):
-            partial += stride * num_heads
+        for _ in range(passed + 1, word32(merge, Merge.NUM_SEGMENTS)):
+            partial += stride
             top, total = float32_at(partial)[0], float32_at(partial)[1]
             fold(top, total, partial + 4 * LANES, padded, sums, out)
         row = token * num_heads + head

@@ -12,7 +12,7 @@ from kernels.cpu.operands import Attention, Item
 from kernels.cpu.operation import StepWord
 
 ITEM_BYTES: Final = 16
-MERGE_BYTES: Final = 16
+MERGE_BYTES: Final = 8
 
 
 @inlined()
@@ -27,6 +27,13 @@ def item_at(header: int, index: int) -> int:
     """Return the address of an item."""
     address: int = word(header, StepWord.ATTENTION_ITEMS) + ITEM_BYTES * index
     return address
+
+
+@inlined()
+def token_at(header: int, item: int, number: int) -> int:
+    """Return one of an item's tokens."""
+    token: int = word32(word(header, StepWord.ATTENTION_TOKENS), word32(item, Item.FIRST) + number)
+    return token
 
 
 @inlined()
@@ -49,7 +56,7 @@ def sub_block_at(record: int, position: int) -> int:
 @inlined()
 def last_sub_block(record: int, header: int, item: int) -> int:
     """Return the sub-block of the item's last token."""
-    last_token = word32(item, Item.TOKEN) + word32(item, Item.NUM_TOKENS) - 1
+    last_token = token_at(header, item, word32(item, Item.NUM_TOKENS) - 1)
     last: int = sub_block_at(record, word32(word(header, StepWord.POSITIONS), last_token))
     return last
 

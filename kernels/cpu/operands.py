@@ -244,8 +244,8 @@ class Attention(IntEnum):
     NUM_HEADS = 9
     NUM_KV_HEADS = 10
     PARTIALS = 11
-    """float32 [I, H, 16 + V']: maximum, sum of weights and, from 16, weighted V of the items that
-    are segments. 64-byte aligned; not used where no item is one."""
+    """float32 [slots, H, 16 + V']: maximum, sum of weights and, from 16, weighted V of segments of
+    contexts that are cut. 64-byte aligned; not used where none is."""
     WINDOW = 12
     """Positions that a token sees, the last ones up to its own; 0: all."""
     SINKS = 13
@@ -265,22 +265,22 @@ class Attention(IntEnum):
 class Item(IntEnum):
     """The words of an attention item, int32."""
 
-    TOKEN = 0
+    FIRST = 0
+    """Place of its first token in StepWord.ATTENTION_TOKENS; their positions ascend."""
     NUM_TOKENS = 1
     TABLE = 2
-    """Row of the block tables."""
+    """Row of the block tables; of tokens of several rows, any of theirs."""
     SEGMENT = 3
-    """0: the whole context. s + 1: segment s only, of one token; the result is a partial. There is
-    none of a segment before the window."""
+    """0: the whole context, of tokens of one row. s + 1: segment s only, which all its tokens have
+    in the same blocks; the results are partials. There is none of a segment before the window."""
 
 
 class Merge(IntEnum):
-    """The words of a merge, int32: a token whose context is shared among items."""
+    """The words of a merge, int32: a token whose context is cut into segments."""
 
     TOKEN = 0
-    FIRST_ITEM = 1
-    NUM_ITEMS = 2
-    """Items of the token's segments, in their order, from segment 0 on."""
+    NUM_SEGMENTS = 1
+    """Their partials follow each other from the token's StepWord.PARTIAL_SLOTS on."""
 
 
 class Routing(IntEnum):

@@ -64,8 +64,8 @@ class StepWord(IntEnum):
     """int32 [S, TABLE_WIDTH], all rows of the step."""
     TABLE_WIDTH = 6
     ATTENTION_ITEMS = 7
-    """int32 [I, 4]: first token in the piece, number of tokens, row of BLOCK_TABLES, segment
-    (`kernels.cpu.operands.Item`)."""
+    """int32 [I, 4]: place of the first token in ATTENTION_TOKENS, number of tokens, row of
+    BLOCK_TABLES, segment (`kernels.cpu.operands.Item`)."""
     NUM_ATTENTION_ITEMS = 8
     NUM_OUT_ROWS = 9
     OUT_TOKENS = 10
@@ -87,7 +87,7 @@ class StepWord(IntEnum):
     SAMPLE_CHUNKS = 19
     """One a sample."""
     ATTENTION_MERGES = 20
-    """int32 [NUM_ATTENTION_MERGES, 4]: tokens whose context is shared among items
+    """int32 [NUM_ATTENTION_MERGES, 2]: tokens whose context is cut into segments
     (`kernels.cpu.operands.Merge`)."""
     NUM_ATTENTION_MERGES = 21
     MERGE_CHUNKS = 22
@@ -112,9 +112,13 @@ class StepWord(IntEnum):
     NUM_ADAPTER_RUNS = 30
     ADAPTER_CHUNKS = 31
     """Chunks of what adapters add: 0 where no token has one."""
+    ATTENTION_TOKENS = 32
+    """int32: tokens of the piece, in an order in which those of each item follow each other."""
+    PARTIAL_SLOTS = 33
+    """int32 [T]: where the partials of each token begin whose context is cut into segments."""
 
 
-HEADER_WORDS: Final = 32
+HEADER_WORDS: Final = 34
 
 
 class Operation:

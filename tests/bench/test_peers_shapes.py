@@ -12,7 +12,7 @@ import pytest
 
 from bench.peers import shapes
 from bench.peers.__main__ import chosen_lines, parse
-from bench.peers.cases import SHAPE_CASES
+from bench.peers.cases import CASES_TO_NAME
 from bench.peers.processes import RUNNERS
 from bench.peers.runners.run_engine import OwnEngine
 from bench.peers.runners.runner import Job
@@ -69,4 +69,4 @@ def test_shapes_are_measured_where_they_are_asked_for_only(tmp_path: Path) -> No
     assert [line.own_model for case, line in chosen_lines(asked)] == [
         name for name in files if name.startswith("lfm2")
     ]
-    assert not {case.name for case in SHAPE_CASES} & set(parse(common).cases)
+    assert not {case.name for case in CASES_TO_NAME} & set(parse(common).cases)

@@ -1,8 +1,8 @@
 """This product's CPU engine in process, without planes: steps, one after the other.
 
-Like `llama-bench` it begins with an empty context and counts every token; unlike it, it samples
-each that it generates, and the next step begins with that one. Prompts are cut as the engine
-prefers them. `settings`: of `ComputePlaneConfig`.
+Like `llama-bench` it decodes behind a context of all of the prompt but its last token and counts
+every token; unlike it, it samples each that it generates, and the next step begins with that one.
+Prompts are cut as the engine prefers them. `settings`: of `ComputePlaneConfig`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OwnEngine:
     def __init__(self, job: Job) -> None:
         if job.kind not in ("decode", "prefill"):
             raise ValueError(f"the engine alone is not measured by {job.kind}")
-        self._is_prefill = job.kind == "prefill"
+        self._kind = job.kind
         config = ComputePlaneConfig(model=job.model, num_threads=job.threads, **job.settings)
         model = load_model(job.model)
         self._block_size = config.block_size
@@ -51,18 +51,20 @@ class OwnEngine:
         self.versions = {"numerics": self._built.numerics_id}
 
     def measure(self, prompts: list[list[int]], output_tokens: int) -> tuple[int, float]:
-        if self._is_prefill:
-            return self._prefill(prompts[0])
-        token = prompts[0][0]
-        tables = self._tables(output_tokens)
+        [prompt] = prompts
+        if self._kind == "prefill":
+            return self._prefill(prompt, self._tables(len(prompt)))
+        *context, token = prompt
+        tables = self._tables(len(context) + output_tokens)
+        self._prefill(context, tables)
         began = time.perf_counter()
-        for position in range(output_tokens):
-            batch = self._step([token], position, tables, 1, is_last=True)
+        for position in range(len(context), len(context) + output_tokens):
+            batch = self._step([token], position, tables, len(prompt), is_last=True)
             token = int(self._built.executor.execute(batch).next_tokens[0])
         return output_tokens, time.perf_counter() - began
 
-    def _prefill(self, prompt: list[int]) -> tuple[int, float]:
-        tables, chunk = self._tables(len(prompt)), self._built.preferred_prefill_chunk
+    def _prefill(self, prompt: list[int], tables: Int32Array) -> tuple[int, float]:
+        chunk = self._built.preferred_prefill_chunk
         began = time.perf_counter()
         for start in range(0, len(prompt), chunk):
             end = min(len(prompt), start + chunk)
@@ -84,7 +86,7 @@ class OwnEngine:
             positions=int32(range(start, end)),
             seq_lens=int32([end]),
             block_tables=tables,
-            is_prefill=np.full(1, self._is_prefill),
+            is_prefill=np.full(1, end <= num_prompt),
             prompt_lens=int32([num_prompt]),
             query_lens=int32([len(tokens)]),
             sampled_rows=int32([0] if is_last else []),

@@ -1,8 +1,9 @@
 """llama.cpp's own benchmarks, `llama-bench` and `llama-batched-bench`.
 
 They draw their tokens themselves and sample nothing; every repetition is a process of its own,
-whose loading and warm-up are not counted. `llama-bench` counts every generated token, from an
-empty context; so does `run_engine`. `settings`: `directory` of the programs.
+whose loading and warm-up are not counted. `llama-bench` counts every generated token, behind a
+context of all of the prompt but its last token; so does `run_engine`. `settings`: `directory` of
+the programs, `-fa`: "on" unless told otherwise.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ class LlamaBench:
     def measure(self, prompts: list[list[int]], output_tokens: int) -> tuple[int, float]:
         if self._job.kind == "batch":
             return self._batch(len(prompts), len(prompts[0]), output_tokens)
-        is_prefill = self._job.kind == "prefill"
-        num_prompt, num_output = (len(prompts[0]), 0) if is_prefill else (0, output_tokens)
-        [result] = json.loads(
-            self._run(
-                "llama-bench", "-o", "json", "-r", "1", "-p", num_prompt, "-n", num_output,
-            )
-        )  # fmt: skip
-        return num_prompt + num_output, result["avg_ns"] / 1e9
+        given = len(prompts[0])
+        if self._job.kind == "prefill":
+            return self._bench(given, "-p", given, "-n", 0)
+        return self._bench(output_tokens, "-p", 0, "-n", output_tokens, "-d", given - 1)
 
     def close(self) -> None:
         pass
+
+    def _bench(self, counted: int, *arguments: Any) -> tuple[int, float]:  # noqa: ANN401 - as below
+        lines = self._run("llama-bench", "-o", "json", "-r", "1", *arguments)
+        [result] = json.loads(lines)
+        return counted, result["avg_ns"] / 1e9
 
     def _batch(self, num_rows: int, num_prompt: int, num_output: int) -> tuple[int, float]:
         context = num_rows * (num_prompt + num_output)
@@ -48,7 +50,8 @@ class LlamaBench:
         return num_rows * num_output, float(result["t"])
 
     def _run(self, program: str, *arguments: Any) -> str:  # noqa: ANN401 - text or a number
-        sizes = ["-b", BATCH_TOKENS, "-ub", MICRO_BATCH_TOKENS, "-fa", "on"]
+        sizes = ["-b", BATCH_TOKENS, "-ub", MICRO_BATCH_TOKENS]
+        sizes += ["-fa", self._job.settings.get("-fa", "on")]
         command = [
             f"{self._directory}/{program}", "-m", self._job.model, "-t", self._job.threads,
             *sizes, *arguments,

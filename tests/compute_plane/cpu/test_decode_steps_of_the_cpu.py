@@ -89,6 +89,17 @@ class Rows:
         self.lengths[slot] = length
         return SlotStart(slot, column(tokens.tolist()), length, column(blocks), sampling)
 
+    def joins_behind(self, other: SlotStart, common: int, slot: int, own: int) -> SlotStart:
+        """The same of one that begins with tokens of another, in its blocks: whole blocks."""
+        start = self.joins(slot, own)
+        self.lengths[slot] = common + own
+        return replace(
+            start,
+            token_ids=np.concatenate([other.token_ids[:common], start.token_ids]),
+            num_prompt_tokens=common + own,
+            block_ids=np.concatenate([other.block_ids[: common // BLOCK_SIZE], start.block_ids]),
+        )
+
     def begin(self, starts: Sequence[SlotStart]) -> StepBatch:
         """All of the prompts of those that join."""
         return step([(s.slot, 0, len(s.token_ids)) for s in starts], starts=starts)
@@ -154,13 +165,45 @@ def test_long_contexts_are_shared_among_threads_as_on_the_ordinary_way(sides, mo
     describe = headers.describe_tokens
 
     def described(index, first_token, piece, num_kv_heads):
-        items.append(len(piece.items))
+        items.append(len(piece.attention.items))
         describe(index, first_token, piece, num_kv_heads)
 
     monkeypatch.setattr(headers, "describe_tokens", described)
     short, ordinary = (tokens_of(side, batches) for side in sides)
     assert short == ordinary
     assert {1, 2} == set(items)  # it went from one segment to two
+
+
+def test_a_prefix_in_common_is_computed_together_as_on_the_ordinary_way(sides, monkeypatch):
+    rows = Rows()
+    first = rows.joins(0, 530)
+    others = [
+        rows.joins_behind(first, common, slot, own)
+        for slot, common, own in ((1, 512, 3), (2, 256, 250), (3, 256, 9))
+    ]
+    behind = [
+        (start.slot, rows.lengths[start.slot] - own, own)
+        for start, own in zip(others, (3, 250, 9), strict=True)
+    ]
+    batches = [
+        rows.begin([first]),
+        step(behind, starts=others),
+        *(rows.decode() for _ in range(12)),
+    ]
+    shared: list[list[int]] = []
+    headers = sides[0].executor._decode._headers
+    describe = headers.describe_tokens
+
+    def described(index, first_token, piece, num_kv_heads):
+        shared.append([count for count in piece.attention.items[:, 1].tolist() if count > 1])
+        describe(index, first_token, piece, num_kv_heads)
+
+    monkeypatch.setattr(headers, "describe_tokens", described)
+    short, ordinary = (tokens_of(side, batches) for side in sides)
+    assert short == ordinary
+    assert sides[0].taken == [False, False, *[True] * 12]
+    assert shared
+    assert all(counts == [4, 2] for counts in shared)
 
 
 @pytest.mark.parametrize(

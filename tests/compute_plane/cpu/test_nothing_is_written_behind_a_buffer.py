@@ -28,7 +28,7 @@ from compute_plane.memory.state_pool import make_states
 from compute_plane.model.latents import Latents
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
-from kernels.cpu.attention_items import SHARED_ITEMS, num_segments
+from kernels.cpu.attention_plan import LEAST_SLOTS, AttentionShape
 from kernels.cpu.latent_operands import HEAD_CALL_BYTES
 from tests.compute_plane.executor.tiny_adapters import tiny_adapter
 from tests.compute_plane.executor.tiny_llama import (
@@ -50,8 +50,9 @@ GUARD = 0xA5
 BLOCK_SIZE = 16
 NUM_BLOCKS = 256
 MAX_TOKENS = 2 * PIECE_TOKENS
-LONGEST = SHARED_ITEMS * 1024
-"""Tokens of as many segments as can be shared."""
+LONG_ROWS = 8
+LONGEST = LEAST_SLOTS // LONG_ROWS * 1024
+"""Tokens of each of some rows, which leave as many partials together as there is room for."""
 
 SPEC = tiny_spec(quantisable=True)
 OF_LATENTS = with_latents(SPEC)
@@ -150,7 +151,7 @@ def executor_of(spec: ModelSpec, rows: str, num_threads: int = 2) -> CpuExecutor
 
 
 def run_largest_steps(executor: CpuExecutor) -> None:
-    """Run prompts, a step of generated tokens, and one token behind the longest context."""
+    """Run prompts, a step of generated tokens, and tokens behind long contexts."""
     driver = BatchDriver(executor, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     random, num_adapters = np.random.default_rng(0), executor._shape.num_adapters
 
@@ -170,15 +171,23 @@ def run_largest_steps(executor: CpuExecutor) -> None:
     copies = LONGEST // MAX_TOKENS
     [row] = one
     blocks = row.blocks[: MAX_TOKENS // BLOCK_SIZE]
-    longest = DrivenSequence(
-        row.tokens[:MAX_TOKENS] * copies, num_computed=LONGEST - 1, blocks=blocks * copies,
-        state=row.state, adapter=row.adapter,
-    )  # fmt: skip
-    driver.generate([longest], 1)
+    ends = [driver.free.pop() for _ in range(LONG_ROWS)]
+    for end in ends:
+        executor._pool.copy_block(blocks[-1], end)
+    behind = [
+        DrivenSequence(
+            row.tokens[:MAX_TOKENS] * copies, num_computed=LONGEST - 1,
+            blocks=[*(blocks * copies)[:-1], end], adapter=row.adapter,
+        )
+        for end in ends
+    ]  # fmt: skip
+    driver.generate(behind, 1)
 
 
-def test_the_longest_context_has_as_many_segments_as_can_be_shared() -> None:
-    assert num_segments(np.array([LONGEST - 1]), BLOCK_SIZE).tolist() == [SHARED_ITEMS]
+def test_long_contexts_leave_as_many_partials_as_there_is_room_for() -> None:
+    shape = AttentionShape(1, BLOCK_SIZE, 1, 1)
+    [segments] = shape.num_segments(np.array([LONGEST - 1], np.int32))
+    assert segments * LONG_ROWS == LEAST_SLOTS
 
 
 @pytest.mark.spread(14)

@@ -29,12 +29,8 @@ if __name__ == "__main__":  # before anything is emitted
     prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
 
 from kernels.cpu.attention import merge_attention
-from kernels.cpu.attention_items import (
-    ContextSharing,
-    attention_items,
-    rows_per_item,
-    share_long_contexts,
-)
+from kernels.cpu.attention_items import attention_items, rows_per_item
+from kernels.cpu.attention_plan import AttentionPlan, AttentionShape, plan_attention
 from kernels.cpu.attention_sizes import (
     attention_partial_floats,
     attention_scratch_bytes,
@@ -174,32 +170,39 @@ class Setting:
         run_chunks(ROPE_WRITE[self.layout.dtype], record, header, chunks, workers)
         return queries[first_token:], cosines[first_token:], sines[first_token:]
 
+    def plan(
+        self, tables: Array, query_lens: Array, positions: Array, threads: int = 1
+    ) -> AttentionPlan:
+        """Return how contexts are cut, as for so many threads."""
+        shape = AttentionShape(self.group, self.layout.block_size, self.work_heads, threads)
+        return plan_attention(attention_items(query_lens, self.group), positions, tables, shape)
+
     def attend(
         self, queries: Array, tables: Array, query_lens: Any, positions: Array, layer: int = 0,
         first_token: int = 0, chunks: int | None = None, workers: int = 1, threads: int = 1,
     ) -> Array:  # fmt: skip
         """Return attention's output [T, H·D]; queries [first_token + T, H·D] as rope leaves them.
 
-        `threads`: contexts are shared as for so many threads.
+        `threads`: contexts are cut as for so many threads.
         """
         layout, query_lens = self.layout, np.asarray(query_lens, np.int32)
         positions = positions.astype(np.int32)
-        items, merges = share_long_contexts(
-            attention_items(query_lens, self.group),
-            positions,
-            ContextSharing(layout.block_size, self.work_heads, threads),
-        )
+        tables = np.ascontiguousarray(tables, np.int32)
+        items, tokens, merges, slots = self.plan(tables, query_lens, positions, threads)
         num_tokens = int(query_lens.sum())
         width = self.num_heads * layout.own_value_dim
         out = np.full((num_tokens, width), np.nan, np.float32)
         partials = aligned(
-            4 * len(items) * attention_partial_floats(self.num_heads, layout.own_value_dim), 0xFF
+            4
+            * int(merges[:, 1].sum())
+            * attention_partial_floats(self.num_heads, layout.own_value_dim),
+            0xFF,
         )
-        tables = np.ascontiguousarray(tables, np.int32)
         header = self.header(
             first_token, NUM_TOKENS=num_tokens, POSITIONS=positions, BLOCK_TABLES=tables,
             TABLE_WIDTH=tables.shape[1], ATTENTION_ITEMS=items, NUM_ATTENTION_ITEMS=len(items),
-            ATTENTION_MERGES=merges, NUM_ATTENTION_MERGES=len(merges),
+            ATTENTION_TOKENS=tokens, PARTIAL_SLOTS=slots, ATTENTION_MERGES=merges,
+            NUM_ATTENTION_MERGES=len(merges),
         )  # fmt: skip
         record = np.zeros(RECORD_WORDS, np.int64)
         sinks = None
@@ -251,6 +254,14 @@ class Case:
             [end - first for _, first, end in spans], self.positions[chosen], layer=LAYER,
             **options,
         )  # fmt: skip
+
+    def plan(self, spans: list[tuple[int, int, int]]) -> AttentionPlan:
+        """Return how the contexts of such spans are cut for one thread."""
+        return self.setting.plan(
+            np.ascontiguousarray(self.tables[[s for s, _, _ in spans]]),
+            np.array([end - first for _, first, end in spans], np.int32),
+            np.concatenate([np.arange(first, end, dtype=np.int32) for _, first, end in spans]),
+        )
 
     def all_spans(self) -> list[tuple[int, int, int]]:
         return [(s, 0, length) for s, length in enumerate(self.lengths)]

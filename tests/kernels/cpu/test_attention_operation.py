@@ -5,17 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kernels.cpu.attention_items import (
-    SHARED_ITEMS,
-    ContextSharing,
-    attention_items,
-    most_shared_items,
-    share_long_contexts,
-    tokens_per_item,
-)
+from kernels.cpu.attention_items import attention_items, tokens_per_item
+from kernels.cpu.attention_plan import AttentionShape
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.kv_layout import VALUE_BYTES
-from tests.kernels.cpu.attention_driver import Case, make_case
+from tests.kernels.cpu.attention_driver import SINKS, Case, make_case
 
 DTYPES = list(VALUE_BYTES)
 EDGES = [1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 128]
@@ -103,6 +97,42 @@ def test_rows_that_share_blocks_and_rows_that_own_copies_have_the_same_bits(
     np.testing.assert_array_equal(result[90:], result[64:90])
 
 
+@pytest.mark.spread(5)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size", "window"),
+    [
+        (3, 1, 64, 16, 0),
+        (4, 2, 64, 16, 1100),
+        (4, 4, 32, 64, 0),
+        (8, 1, 40, 24, 0),
+        (4, 2, 64, 16, 70),
+    ],
+)
+def test_rows_with_a_segment_in_common_have_the_bits_they_have_alone(
+    dtype: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, window: int
+) -> None:
+    """More rows than an item has tokens, behind one segment, two, and two of one's own."""
+    lengths = [2060, 2052, 1100, 1040]
+    sinks = SINKS if num_heads == len(SINKS) else None
+    case = make_case(dtype, num_heads, num_kv_heads, head_dim, block_size, lengths, window, sinks)
+    segment = AttentionShape(1, block_size, 1, 1).least_position
+    one, two = (-(-count * segment // block_size) for count in (1, 2))
+    case.tables[1, :two] = case.tables[0, :two]
+    case.tables[2, :one] = case.tables[0, :one]
+    spans = [
+        (row, length - back, length - back + 1)
+        for back in range(1, 20)
+        for row, length in enumerate(lengths)
+    ]
+    expected = np.concatenate([case.attend([span]) for span in spans])
+    plan = case.plan(spans)
+    assert plan.items[:, 1].max() > 1
+    assert len(plan.merges) > len(spans) // 2
+    result = case.attend(spans, chunks=5, workers=3)
+    np.testing.assert_array_equal(result, expected)
+
+
 def test_a_nan_in_the_context_reaches_the_rows_that_see_it_and_no_other(long_case: Case) -> None:
     dtype = long_case.setting.layout.dtype
     case = make_case(dtype, 3, 1, 64, 16, [40, 40])
@@ -137,47 +167,6 @@ def test_items_cover_every_token_once_in_order() -> None:
     for first, count, row, segment in items.tolist():
         assert set(owners[first : first + count].tolist()) == {row}
         assert segment == 0
-
-
-def test_only_long_contexts_of_small_steps_are_shared() -> None:
-    positions = np.array([3000, 10], np.int32)
-    items = attention_items(np.ones(2, np.int32), 3)
-
-    def share(threads: int) -> tuple[list[list[int]], list[list[int]]]:
-        shared, merges = share_long_contexts(items, positions, ContextSharing(16, 3, threads))
-        return shared.tolist(), merges.tolist()
-
-    assert share(1) == (items.tolist(), [])
-    assert share(2) == (
-        [[0, 1, 0, 1], [0, 1, 0, 2], [0, 1, 0, 3], [1, 1, 1, 0]],
-        [[0, 0, 3, 0]],
-    )
-    positions[0] = 900
-    assert share(2) == (items.tolist(), [])
-
-
-def test_threads_share_contexts_of_any_length_the_longest_first() -> None:
-    def share(*lengths: int, most: int = SHARED_ITEMS) -> list[int]:
-        """How many items each context becomes."""
-        shared, merges = share_long_contexts(
-            attention_items(np.ones(len(lengths), np.int32), 3),
-            np.array(lengths, np.int32) - 1,
-            ContextSharing(16, 8, 64, most),
-        )
-        assert len(shared) <= most
-        assert [entry[2] for entry in merges.tolist()] == [
-            count for count in np.bincount(shared[:, 2]).tolist() if count > 1
-        ]
-        counts: list[int] = np.bincount(shared[:, 2]).tolist()
-        return counts
-
-    assert share(1 << 18) == [256]
-    assert share((1 << 18) + 1) == [1]
-    assert share((1 << 18) + 1, most=most_shared_items(1 << 20, 16)) == [257]
-    assert share(1 << 20, 1 << 20, most=most_shared_items(1 << 20, 16)) == [1024, 1024]
-    # From the first one on that there is no room for they are left whole, and not all of them.
-    assert share(90_000, 131_073, 90_000, 500, 30_000) == [88, 129, 1, 1, 1]
-    assert most_shared_items(4096, 16) == SHARED_ITEMS
 
 
 @pytest.mark.slow
