@@ -48,7 +48,6 @@ from numba import types
 
 from kernels.cpu.attention_context import (
     MERGE_BYTES,
-    count_seen,
     find_next,
     first_seen,
     first_sub_block,
@@ -58,27 +57,25 @@ from kernels.cpu.attention_context import (
     take_next,
     token_at,
 )
-from kernels.cpu.attention_lowerings import FIRST, LIMIT, PARTIAL_SUMS_AT, Lowering, lowering
-from kernels.cpu.attention_places import Place, word32
+from kernels.cpu.attention_lowerings import Lowering, lowering
+from kernels.cpu.attention_places import word32
 from kernels.cpu.attention_rows import (
+    FIRST,
+    LIMIT,
+    PARTIAL_SUMS_AT,
     round_row,
     set_zero,
     write_result,
 )
 from kernels.cpu.attention_sizes import (
-    PAIR_ROW_BYTES,
     PLACES_AT,
     POSITIONS_AT,
     ROW_BLOCK,
     ROWS_AT,
-    SCORE_ROW_BYTES,
-    SCORES_AT,
     SEGMENT,
     STATE_BYTES,
     SUB_BLOCKS,
     SUMS_BYTES,
-    SUPER_BLOCK_TOKENS,
-    WEIGHTS_AT,
 )
 from kernels.cpu.attention_weights import (
     fold,
@@ -98,10 +95,7 @@ LOWEST: Final = float("-inf")
 def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
     """Return what computes one item and kv head."""
     begin, prepare, end = low.begin, low.prepare, low.end
-    scores, weights, values = low.scores, low.weights, low.values
-    to_pairs, value_bytes = low.to_pairs, low.value_bytes
-    weight_bytes = PAIR_ROW_BYTES if to_pairs else SCORE_ROW_BYTES
-    weights_at = WEIGHTS_AT if to_pairs else SCORES_AT  # float32 weights replace their scores
+    super_block, to_pairs, value_bytes = low.super_block, low.to_pairs, low.value_bytes
 
     @inlined()
     def attend(record: int, header: int, work: int, neighbour: int, memory: int) -> None:
@@ -178,28 +172,10 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
                     float32_at(states + r * STATE_BYTES)[0] = types.float32(LOWEST)
                     set_zero(states + r * STATE_BYTES + PARTIAL_SUMS_AT, LANES)
             prepare(places, word(states, FIRST), limit, padded, width, expanded)
-            for first in range(0, rows, ROW_BLOCK):
-                count = min(ROW_BLOCK, rows - first)
-                block, block_out = states + first * STATE_BYTES, out + 4 * first * width
-                last_row = block + (count - 1) * STATE_BYTES
-                # What all rows see, and what any of them does, which COUNTS then say.
-                least = count_seen(places, word(last_row, FIRST), word(block, LIMIT))
-                most = count_seen(places, word(block, FIRST), word(last_row, LIMIT))
-                sees_all = least == SUPER_BLOCK_TOKENS and word(last_row, FIRST) <= word(
-                    places, Place.STARTS
-                )
-                int64_at(places)[Place.FETCH + 0] = types.int64(first == 0)
-                scores(
-                    count, queries + first * query_bytes, query_bytes, places, padded,
-                    memory + SCORES_AT,
-                )  # fmt: skip
-                for r in range(count):
-                    weights(
-                        memory + SCORES_AT + r * SCORE_ROW_BYTES, positions, sees_all,
-                        block + r * STATE_BYTES, block_out + 4 * r * width, width, places,
-                        memory + weights_at + r * weight_bytes, word(record, Attention.CAP),
-                    )  # fmt: skip
-                values(count, memory + weights_at, places, width, block_out, block, least == most)
+            super_block(
+                rows, queries, query_bytes, places, positions, padded, width, states, out, memory,
+                word(record, Attention.CAP),
+            )  # fmt: skip
             if is_folded and ((current + 1) % SEGMENT == 0 or current + 1 == end_super):
                 # A row that saw nothing of the segment folds in exact zeros.
                 for r in range(rows):

@@ -16,7 +16,9 @@ is lost anyway.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
@@ -55,6 +57,10 @@ SHORT_COLUMNS: Final = 7
 PAIRS: Final = 16
 """Rows of a register of 32 summed terms: pairs."""
 TILE_BYTES: Final = PAIRS * VECTOR_BYTES
+NEAR: Final = 3
+FAR: Final = 2
+"""Caches that K and V are fetched into: the first, or, of several row blocks, which fill it
+themselves, the second."""
 
 
 def _multiply(builder: Builder, total: int, rows: int, columns: int) -> None:
@@ -72,47 +78,78 @@ def configure_attention_tiles(builder: Builder, rows: Value) -> None:
 
 
 def _fetch(
-    builder: Builder, is_wanted: Value, address: Value, rows: int, stride: Value | int
-) -> None:
+    builder: Builder, is_wanted: Value, address: Value, rows: int, stride: Value | int,
+    locality: int,
+) -> None:  # fmt: skip
     """Prefetch the lines of a tile."""
     with builder.if_then(is_wanted):
         for row in range(rows):
             down = i64(stride * row) if isinstance(stride, int) else builder.mul(stride, i64(row))
-            prefetch(builder, offset(builder, address, down))
+            prefetch(builder, offset(builder, address, down), locality)
 
 
 def _fetches(builder: Builder, places: Value) -> Value:
     return builder.icmp_signed("!=", place(builder, places, Place.FETCH, 0), i64(0))
 
 
-@emitted(types.void, *[types.int64] * 5)
-def amx_scores(
-    builder: Builder, queries: Value, stride: Value, places: Value, dim: Value, scores: Value
-) -> None:
-    """Write the scores of a row block with a super-block: float32 [16, 64].
+def _scores(locality: int) -> Any:  # noqa: ANN401 - Numba's objects
+    def amx_scores(
+        builder: Builder, queries: Value, stride: Value, places: Value, dim: Value, scores: Value
+    ) -> None:
+        ahead = [place(builder, places, Place.NEXT_KEYS, j) for j in range(SUB_BLOCKS)]
+        fetches = _fetches(builder, places)
+        clear_scores(builder)
 
-    queries: bfloat16 [16, D'], `stride` bytes apart; K as Place.KEYS says.
-    """
-    keys = [place(builder, places, Place.KEYS, j) for j in range(SUB_BLOCKS)]
-    ahead = [place(builder, places, Place.NEXT_KEYS, j) for j in range(SUB_BLOCKS)]
-    fetches = _fetches(builder, places)
+        def step(index: Value, *, is_short: bool = False) -> None:
+            down = builder.mul(index, i64(TILE_BYTES))
+            score_step(builder, index, queries, stride, places, is_short=is_short)
+            for address in ahead:
+                lines = PAIRS // 2 if is_short else PAIRS
+                at = offset(builder, address, down)
+                _fetch(builder, fetches, at, lines, VECTOR_BYTES, locality)
+
+        whole = builder.lshr(dim, i64(5))
+        counted_loop(builder, whole, step)
+        rest = builder.and_(dim, i64(LANES))
+        with builder.if_then(builder.icmp_signed("!=", rest, i64(0)), likely=False):
+            step(whole, is_short=True)
+        store_scores(builder, scores)
+
+    return emitted(types.void, *[types.int64] * 5)(amx_scores)
+
+
+amx_scores: Final = _scores(NEAR)
+"""Write the scores of a row block with a super-block: float32 [16, 64].
+
+void(queries, stride, places, dim, scores). queries: bfloat16 [16, D'], `stride` bytes apart; K as
+Place.KEYS says.
+"""
+amx_scores_of_several: Final = _scores(FAR)
+"""The same of the first of several row blocks."""
+
+
+def clear_scores(builder: Builder) -> None:
+    """Begin with a row block and a super-block: no terms of its scores are added yet."""
     for j in range(SUB_BLOCKS):
         clear_tile(builder, j)
 
-    def step(index: Value, rows: int, columns: int) -> None:
-        down = builder.mul(index, i64(TILE_BYTES))
-        load_tile(builder, rows, offset(builder, queries, builder.shl(index, i64(6))), stride)
-        for j in range(SUB_BLOCKS):
-            load_tile(builder, columns, offset(builder, keys[j], down), VECTOR_BYTES)
-            lines = PAIRS if columns == KEYS else PAIRS // 2
-            _fetch(builder, fetches, offset(builder, ahead[j], down), lines, VECTOR_BYTES)
-            _multiply(builder, j, rows, columns)
 
-    whole = builder.lshr(dim, i64(5))
-    counted_loop(builder, whole, lambda index: step(index, QUERIES, KEYS))
-    rest = builder.and_(dim, i64(LANES))
-    with builder.if_then(builder.icmp_signed("!=", rest, i64(0)), likely=False):
-        step(whole, SHORT_ROWS, SHORT_COLUMNS)
+def score_step(
+    builder: Builder, index: Value, queries: Value, stride: Value, places: Value, *,
+    is_short: bool = False,
+) -> None:  # fmt: skip
+    """Add 32 terms of each score, those from 32 · `index` on. `is_short`: 16 terms."""
+    rows, columns = (SHORT_ROWS, SHORT_COLUMNS) if is_short else (QUERIES, KEYS)
+    down = builder.mul(index, i64(TILE_BYTES))
+    load_tile(builder, rows, offset(builder, queries, builder.shl(index, i64(6))), stride)
+    for j in range(SUB_BLOCKS):
+        keys = place(builder, places, Place.KEYS, j)
+        load_tile(builder, columns, offset(builder, keys, down), VECTOR_BYTES)
+        _multiply(builder, j, rows, columns)
+
+
+def store_scores(builder: Builder, scores: Value) -> None:
+    """Write a row block's scores, float32 [16, 64]."""
     for j in range(SUB_BLOCKS):
         store_tile(builder, j, offset(builder, scores, VECTOR_BYTES * j), SCORE_ROW_BYTES)
 
@@ -123,39 +160,115 @@ def amx_values(builder: Builder, weights: Value, places: Value, dim: Value, out:
 
     weights: bfloat16 [16, 64]. Sub-blocks whose Place.COUNTS is 0 are left out.
     """
-    row_bytes = builder.shl(dim, i64(2))
-    fetches = _fetches(builder, places)
-
-    def panel(first: Value, tiles: int) -> None:
-        right = builder.shl(first, i64(2))
-        out_at = offset(builder, out, right)
-        for tile in range(tiles):
-            load_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
-
-        def sub_block(j: Value) -> None:
-            count = place(builder, places, Place.COUNTS, j)
-            with builder.if_then(builder.icmp_signed("!=", count, i64(0)), likely=True):
-                values = offset(builder, place(builder, places, Place.VALUES, j), right)
-                ahead = offset(builder, place(builder, places, Place.NEXT_VALUES, j), right)
-                weight_at = offset(builder, weights, builder.shl(j, i64(5)))
-                load_tile(builder, SHORT_ROWS, weight_at, PAIR_ROW_BYTES)
-                for tile in range(tiles):
-                    at = offset(builder, values, VECTOR_BYTES * tile)
-                    load_tile(builder, SHORT_COLUMNS, at, row_bytes)
-                    next_at = offset(builder, ahead, VECTOR_BYTES * tile)
-                    _fetch(builder, fetches, next_at, PAIRS // 2, row_bytes)
-                    _multiply(builder, tile, SHORT_ROWS, SHORT_COLUMNS)
-
-        counted_loop(builder, i64(SUB_BLOCKS), sub_block)
-        for tile in range(tiles):
-            store_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
-
     width = SUB_BLOCKS * LANES
     end = builder.mul(builder.udiv(dim, i64(width)), i64(width))
+
+    def panel(first: Value, tiles: int) -> None:
+        load_results(builder, first, tiles, dim, out)
+        counted_loop(
+            builder,
+            i64(SUB_BLOCKS),
+            lambda j: value_step(builder, j, first, tiles, weights, places, dim),
+        )
+        store_results(builder, first, tiles, dim, out)
+
     with cgutils.for_range_slice(builder, i64(0), end, i64(width)) as (first, _):
         panel(first, SUB_BLOCKS)
     with cgutils.for_range_slice(builder, end, dim, i64(LANES)) as (first, _):
         panel(first, 1)
+
+
+def load_results(builder: Builder, first: Value, tiles: int, dim: Value, out: Value) -> None:
+    """Begin with `tiles` · 16 elements of a row block's results, from element `first` on."""
+    for tile, at in enumerate(_results(builder, first, tiles, out)):
+        load_tile(builder, tile, at, builder.shl(dim, i64(2)))
+
+
+def store_results(builder: Builder, first: Value, tiles: int, dim: Value, out: Value) -> None:
+    """Write them back."""
+    for tile, at in enumerate(_results(builder, first, tiles, out)):
+        store_tile(builder, tile, at, builder.shl(dim, i64(2)))
+
+
+def _results(builder: Builder, first: Value, tiles: int, out: Value) -> list[Value]:
+    right = builder.shl(first, i64(2))
+    return [offset(builder, out, right, VECTOR_BYTES * tile) for tile in range(tiles)]
+
+
+def value_step(
+    builder: Builder, j: Value, first: Value, tiles: int, weights: Value, places: Value, dim: Value
+) -> None:
+    """Add the weighted V of sub-block `j` to them, unless its Place.COUNTS is 0."""
+    row_bytes, right = builder.shl(dim, i64(2)), builder.shl(first, i64(2))
+    count = place(builder, places, Place.COUNTS, j)
+    with builder.if_then(builder.icmp_signed("!=", count, i64(0)), likely=True):
+        fetches = _fetches(builder, places)
+        values = offset(builder, place(builder, places, Place.VALUES, j), right)
+        ahead = offset(builder, place(builder, places, Place.NEXT_VALUES, j), right)
+        weight_at = offset(builder, weights, builder.shl(j, i64(5)))
+        load_tile(builder, SHORT_ROWS, weight_at, PAIR_ROW_BYTES)
+        for tile in range(tiles):
+            at = offset(builder, values, VECTOR_BYTES * tile)
+            load_tile(builder, SHORT_COLUMNS, at, row_bytes)
+            next_at = offset(builder, ahead, VECTOR_BYTES * tile)
+            _fetch(builder, fetches, next_at, PAIRS // 2, row_bytes, NEAR)
+            _multiply(builder, tile, SHORT_ROWS, SHORT_COLUMNS)
+
+
+def score_steps(
+    builder: Builder, dim: int, queries: Value, stride: Value, places: Value
+) -> list[Callable[[], None]]:
+    """Return what multiplies the scores of a row block, tile by tile, to be emitted in this order.
+
+    Heads of `dim` elements, a multiple of 32. `store_scores` comes behind.
+    """
+
+    def begin(index: int) -> None:
+        if index == 0:
+            clear_scores(builder)
+        load_tile(builder, QUERIES, offset(builder, queries, VECTOR_BYTES * index), stride)
+
+    def multiply(index: int, j: int) -> None:
+        keys = place(builder, places, Place.KEYS, j)
+        load_tile(builder, KEYS, offset(builder, keys, TILE_BYTES * index), VECTOR_BYTES)
+        _multiply(builder, j, QUERIES, KEYS)
+
+    steps: list[Callable[[], None]] = []
+    for index in range(dim // 32):
+        steps.append(partial(begin, index))
+        steps += [partial(multiply, index, j) for j in range(SUB_BLOCKS)]
+    return steps
+
+
+def value_steps(
+    builder: Builder, dim: int, weights: Value, places: Value, out: Value
+) -> list[Callable[[], None]]:
+    """Return what adds the weighted V of a super-block to a row block's results, likewise.
+
+    Heads of `dim` elements, a multiple of 64; no Place.COUNTS is 0.
+    """
+    row_bytes = 4 * dim
+
+    def load_weights(j: int) -> None:
+        load_tile(builder, SHORT_ROWS, offset(builder, weights, 32 * j), PAIR_ROW_BYTES)
+
+    def multiply(j: int, tile: int, right: int) -> None:
+        values = place(builder, places, Place.VALUES, j)
+        load_tile(builder, SHORT_COLUMNS, offset(builder, values, right), row_bytes)
+        next_at = offset(builder, place(builder, places, Place.NEXT_VALUES, j), right)
+        _fetch(builder, _fetches(builder, places), next_at, PAIRS // 2, row_bytes, FAR)
+        _multiply(builder, tile, SHORT_ROWS, SHORT_COLUMNS)
+
+    steps: list[Callable[[], None]] = []
+    for panel in range(0, 4 * dim, SUB_BLOCKS * VECTOR_BYTES):
+        right = [panel + VECTOR_BYTES * tile for tile in range(SUB_BLOCKS)]
+        at = [offset(builder, out, element) for element in right]
+        steps += [partial(load_tile, builder, n, at[n], row_bytes) for n in range(SUB_BLOCKS)]
+        for j in range(SUB_BLOCKS):
+            steps.append(partial(load_weights, j))
+            steps += [partial(multiply, j, n, right[n]) for n in range(SUB_BLOCKS)]
+        steps += [partial(store_tile, builder, n, at[n], row_bytes) for n in range(SUB_BLOCKS)]
+    return steps
 
 
 @emitted(types.void, *[types.int64] * 4)

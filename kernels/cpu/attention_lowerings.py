@@ -5,20 +5,26 @@ compiled code:
 
     begin(rows)                                                             before an item
     prepare(places, first, limit, key_dim, value_dim, memory)               once a super-block
+    super_block(rows, queries, stride, places, positions, key_dim, value_dim, states, out, memory,
+                cap)                                                        once a super-block
+    end()                                                                   after an item
+
+and in `super_block` (`kernels.cpu.attention_blocks`)
+
     scores(rows, queries, stride, places, key_dim, out)                     once a row block
     weights(scores, positions, sees_all, state, out, dim, places, weights, cap)    once a row
     values(rows, weights, places, dim, out, states, is_same)                once a row block
-    end()                                                                   after an item
 
 `key_dim`, `value_dim` (elsewhere `dim`): D' and V'. `first`, `limit`: from where the item's first
-token sees, and to where its last one does. `memory`: room for a super-block in bfloat16. `is_same`:
+token sees, and to where its last one does. `memory`: room for a super-block in bfloat16; of
+`super_block` the worker's. `is_same`:
 whether Place.COUNTS is the same for all rows; otherwise it is what any of them sees.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from kernels.cpu.amx_tiles import release_tiles
 from kernels.cpu.attention_amx import (
@@ -27,8 +33,10 @@ from kernels.cpu.attention_amx import (
     blank_unseen,
     configure_attention_tiles,
 )
+from kernels.cpu.attention_blocks import one_by_one, side_by_side
 from kernels.cpu.attention_context import count_seen
 from kernels.cpu.attention_places import Place
+from kernels.cpu.attention_rows import FIRST, LIMIT
 from kernels.cpu.attention_sizes import (
     PAIR_ROW_BYTES,
     ROW_BLOCK,
@@ -37,17 +45,11 @@ from kernels.cpu.attention_sizes import (
     SUB_BLOCKS,
 )
 from kernels.cpu.attention_tile import TILE_ROWS, FloatTiles
-from kernels.cpu.attention_weights import row_weights
+from kernels.cpu.attention_weights import row_weights, weights_of_row
 from kernels.cpu.compiled import inlined, int64_at, word
 from kernels.cpu.eight_bits import WIDEN
 from kernels.cpu.instruction_set import InstructionSet
 from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS, VALUE_BYTES
-
-LIMIT: Final = 1
-"""Word of a row's state: it sees positions below."""
-FIRST: Final = 2
-"""Word of a row's state: and none before this one."""
-PARTIAL_SUMS_AT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,7 @@ class Lowering:
 
     begin: Any
     prepare: Any
-    scores: Any
-    weights: Any
-    values: Any
+    super_block: Any
     end: Any
     to_pairs: bool
     value_bytes: int
@@ -72,18 +72,23 @@ def lowering(dtype: str, chosen: InstructionSet) -> Lowering:
     has_scales, is_float = dtype in WIDEN, dtype == "float32"
     to_pairs = not is_float and (chosen.has_bf16_dot or chosen.has_amx)
     weights = row_weights(to_pairs=to_pairs, scaled=has_scales)
+
+    def blocks(scores: Any, values: Any) -> Any:  # noqa: ANN401 - Numba's objects
+        return one_by_one(scores, weights, values, to_pairs=to_pairs)
+
     if to_pairs and chosen.has_amx:
         prepare = _expansion(dtype) if has_scales else _hide_unseen
+        emit = weights_of_row(to_pairs=to_pairs, scaled=has_scales)
+        super_block = side_by_side(emit, weights, blocks(_amx_scores, _amx_values))
         return Lowering(
-            _begin_tiles, prepare, _amx_scores, weights, _amx_values, release_tiles,
-            to_pairs, VALUE_BYTES[dtype],
-        )  # fmt: skip
+            _begin_tiles, prepare, super_block, release_tiles, to_pairs, VALUE_BYTES[dtype]
+        )
     storage = "float32" if is_float else "pairs" if to_pairs else "bfloat16"
     scores, values = _vector_functions(FloatTiles(storage, chosen), to_pairs=to_pairs)
     prepare = _expansion(dtype) if has_scales else _leave_in_place
     return Lowering(
-        _no_tiles, prepare, scores, weights, values, _nothing, to_pairs, VALUE_BYTES[dtype],
-    )  # fmt: skip
+        _no_tiles, prepare, blocks(scores, values), _nothing, to_pairs, VALUE_BYTES[dtype]
+    )
 
 
 def _vector_functions(tiles: FloatTiles, *, to_pairs: bool) -> tuple[Any, Any]:

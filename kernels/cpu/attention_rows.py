@@ -1,6 +1,8 @@
-"""Rows of numbers on their way into attention and out of it."""
+"""Rows of attention: the words of their states, and numbers on their way in and out."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from llvmlite import ir
 from numba import types
@@ -28,6 +30,12 @@ from kernels.cpu.vector_ir import (
     store,
     to_bf16,
 )
+
+LIMIT: Final = 1
+"""Word of a row's state: it sees positions below."""
+FIRST: Final = 2
+"""Word of a row's state: and none before this one."""
+PARTIAL_SUMS_AT: Final = 64
 
 
 @emitted(types.void, *[types.int64] * 2)

@@ -21,12 +21,13 @@ STATE_BYTES: Final = 128
 sums of its weights (float32)."""
 SUMS_BYTES: Final = 64
 """Of a row: maximum and sum of weights of the segments before, a cache line."""
-# Scratch memory of a worker: parts of fixed size, then parts that grow with rows and D'.
+# Scratch memory of a worker: parts of fixed size (weights of two row blocks), then parts that grow
+# with rows and D'.
 PLACES_AT: Final = 0
 POSITIONS_AT: Final = PLACES_AT + 8 * PLACE_WORDS
 SCORES_AT: Final = POSITIONS_AT + 4 * SUPER_BLOCK_TOKENS
 WEIGHTS_AT: Final = SCORES_AT + ROW_BLOCK * SCORE_ROW_BYTES
-ROWS_AT: Final = WEIGHTS_AT + ROW_BLOCK * PAIR_ROW_BYTES
+ROWS_AT: Final = WEIGHTS_AT + 2 * ROW_BLOCK * PAIR_ROW_BYTES
 
 
 def attention_scratch_bytes(head_dim: int, value_dim: int, rows: int) -> int:

@@ -12,7 +12,7 @@ Scores may have a cap (Gemma 2; `capped_values`), in powers of 2 as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from llvmlite import ir
@@ -21,7 +21,7 @@ from numba import types
 from kernels.cpu.attention_places import VECTOR_BYTES, Place, place
 from kernels.cpu.attention_sizes import SUB_BLOCKS
 from kernels.cpu.capped_values import capped
-from kernels.cpu.emitted import emitted
+from kernels.cpu.emitted import Emitter, emitted
 from kernels.cpu.vector_ir import (
     F32,
     F32X,
@@ -53,6 +53,12 @@ RAISE_ABOVE: Final = 8.0
 
 
 def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return what `weights_of_row` emits, callable from compiled code."""
+    emit = weights_of_row(to_pairs=to_pairs, scaled=scaled)
+    return emitted(types.void, *[types.int64] * 9)(emit)
+
+
+def weights_of_row(*, to_pairs: bool, scaled: bool) -> Emitter:
     """Return void(scores, positions, sees_all, state, out, dim, places, weights, cap), for one row.
 
     scores: float32 [64], in powers of 2. positions: int32 [64] of the super-block's tokens;
@@ -61,12 +67,14 @@ def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba
     results so far. weights: [64], float32, or bfloat16 where `to_pairs`; 0 for tokens the row does
     not see. cap: the bits of a float32, that of the scores; 0: they have none. `scaled`: pools of
     eight bits; scores are multiplied by K's scales, and weights, but not their sum, by V's.
+    between: emits what is done beside it, between its steps: for rows that see all alone.
     """
     coefficients = SHORT_POWER_COEFFICIENTS if to_pairs else POWER_COEFFICIENTS
 
     def emit(
         builder: Builder, scores: Value, positions: Value, sees_all: Value, state: Value,
         out: Value, dim: Value, places: Value, weights: Value, cap: Value,
+        between: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         def masks() -> list[Value]:
             limit, first = (load(builder, offset(builder, state, at), I64, 8) for at in (8, 16))
@@ -112,7 +120,13 @@ def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba
                     store(builder, fast_bf16(builder, p), offset(builder, weights, 32 * j), 32)
                 else:
                     store(builder, p, offset(builder, weights, VECTOR_BYTES * j), VECTOR_BYTES)
+                if between is not None:
+                    between()
             store(builder, sums, sums_at, VECTOR_BYTES)
+
+        if between is not None:
+            body(None)
+            return
 
         is_full = builder.icmp_signed("!=", sees_all, i64(0))
         with builder.if_else(is_full, likely=True) as (whole, part):
@@ -122,7 +136,7 @@ def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba
                 body(masks())
 
     emit.__name__ = f"row_weights_{to_pairs}_{scaled}".lower()
-    return emitted(types.void, *[types.int64] * 9)(emit)
+    return emit
 
 
 def _capped(builder: Builder, lanes: Sequence[Value], cap: Value) -> list[Value]:

@@ -58,6 +58,19 @@ def test_tokens_one_by_one_have_the_bits_of_a_whole_prompt(long_case: Case) -> N
         np.testing.assert_array_equal(alone[0], whole[position])
 
 
+@pytest.mark.parametrize("cap", [0.0, 1.5])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_row_blocks_of_an_item_have_the_bits_of_one(dtype: str, head_dim: int, cap: float) -> None:
+    """Items of several go through tile registers side by side, where heads have such a size."""
+    case = make_case(dtype, 5, 1, head_dim, 16, [300], cap=cap)
+    whole = case.attend([(0, 0, 300)])
+    for first in range(0, 300, 3):
+        np.testing.assert_array_equal(
+            case.attend([(0, first, first + 3)]), whole[first : first + 3]
+        )
+
+
 def test_ragged_chunks_beside_other_rows_have_the_bits_of_a_whole_prompt(long_case: Case) -> None:
     whole = long_case.attend([(0, 0, 1100)])
     other = long_case.attend([(1, 0, 70)])
