@@ -97,10 +97,10 @@ class AttentionRecords:
         kinds = spec.kinds_of_heads
         self._queries = self._floats(max_tokens * max(heads.query_size for heads in kinds))
         self._growth = self._growth_of(spec)
-        self._partials = self._floats(
-            num_slots(min(spec.context_length, pool.num_tokens), pool.block_size)
-            * max(attention_partial_floats(heads.num_heads, heads.head_dim) for heads in kinds)
-        )
+        partial = max(attention_partial_floats(heads.num_heads, heads.head_dim) for heads in kinds)
+        longest = min(spec.context_length, pool.num_tokens)
+        self.num_slots = num_slots(longest, pool.block_size, partial)
+        self._partials = self._floats(self.num_slots * partial)
         self.before: list[int] = []
         self._kinds = {heads: self._kind(part, heads) for part, heads in enumerate(kinds)}
 

@@ -48,7 +48,7 @@ from compute_plane.executor.interface import (
 from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
 from kernels.cpu.attention_items import attention_items
-from kernels.cpu.attention_plan import AttentionShape, num_slots, plan_attention
+from kernels.cpu.attention_plan import AttentionShape, plan_attention
 from kernels.cpu.catalogue import sample
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.operands import LOGITS, LOGITS_STRIDE, VOCAB
@@ -140,7 +140,7 @@ class CpuExecutor:
             kv_pool.block_size,
             work_heads(spec),
             num_threads,
-            num_slots(min(spec.context_length, kv_pool.num_tokens), kv_pool.block_size),
+            self._model.num_slots,
         )
         self._decode = CpuDecodeSteps(
             self._shape,

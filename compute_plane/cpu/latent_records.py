@@ -134,8 +134,10 @@ class LatentRecords:
         self._queries = floats(max_rows * heads * of.row_size)
         self._attended = floats(max_rows * heads * of.rank)
         self._given = floats(max_rows * spec.attended_size)
-        most = num_slots(min(spec.context_length, pool.num_tokens), pool.block_size)
-        self._partials = floats(most * attention_partial_floats(heads, of.rank))
+        partial = attention_partial_floats(heads, of.rank)
+        longest = min(spec.context_length, pool.num_tokens)
+        self.num_slots = num_slots(longest, pool.block_size, partial)
+        self._partials = floats(self.num_slots * partial)
         # One behind the other: rows of a head begin max_rows rows behind those of the one before.
         self.rows = RowBuffers(arena, max_rows * heads, max(of.plain, of.rank))
         self.before = [self._rope_angles(half)]

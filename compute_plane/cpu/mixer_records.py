@@ -126,6 +126,11 @@ class MixerRecords:
         return attention.rows if isinstance(attention, LatentRecords) else None
 
     @property
+    def num_slots(self) -> int:
+        """Partials of attention that a piece has room for (`kernels.cpu.attention_plan`)."""
+        return self._attention.num_slots
+
+    @property
     def scratch_bytes(self) -> int:
         """What a worker needs for all but products."""
         of_states = 0 if self._recurrence is None else self._recurrence.scratch_bytes

@@ -93,7 +93,8 @@ class ModelTable:
     where a state alone is the last that tokens leave. `ends`: what comes behind them. `hidden`:
     float32 [tokens, hidden], of all tokens of a step. `states`: of models with such layers.
     `adapters`: that tokens may be computed with; they must outlive it, too.
-    `scratch_bytes`: what a worker needs. Weights and pool, of the same layers, must outlive it.
+    `num_slots`: of `MixerRecords`. `scratch_bytes`: what a worker needs. Weights and pool, of the
+    same layers, must outlive it.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class ModelTable:
             hidden=self._hidden,
         )
         self.before = list(self._mixers.before)
+        self.num_slots = self._mixers.num_slots
         if weights.embedding is not None:
             self.before.append(self._embedding(weights.embedding))
         widest = max(spec.hidden_size, self._mixers.widest, widest_mlp, spec.layer_input_size)

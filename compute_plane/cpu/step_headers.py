@@ -35,9 +35,10 @@ class PieceArrays(NamedTuple):
     """A piece of a step's tokens: T tokens of S rows, C-contiguous.
 
     `token_ids`, `positions`: [T]. `kv_places`: [T], block · block_size + offset. `block_tables`:
-    [S, M], all rows of the step. `state_rows`: `compute_plane.cpu.state_rows`, of models with
-    states. `taken`: [T], of tokens that go on alone, which of the step they are
-    (`compute_plane.cpu.late_tokens`). `adapter_runs`: `compute_plane.cpu.adapter_runs`.
+    [S, M], all rows of the step. `attention`: how it is cut. `state_rows`:
+    `compute_plane.cpu.state_rows`, of models with states. `taken`: [T], of tokens that go on alone,
+    which of the step they are (`compute_plane.cpu.late_tokens`). `adapter_runs`:
+    `compute_plane.cpu.adapter_runs`.
     """
 
     token_ids: npt.NDArray[np.int32]

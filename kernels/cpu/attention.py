@@ -14,12 +14,13 @@ segments' results are folded together in their order. So one long context can be
 threads: an item may ask for one segment only, whose result goes to the *partials*, and
 `merge_attention` folds those. Because everybody folds at the same positions, the bits are the same.
 Such an item may have tokens of several rows, if the segment lies in the same blocks for all
-(`kernels.cpu.attention_plan`): all of it comes before each of them.
+(`kernels.cpu.attention_plan`): it ends with each of them, or before.
 
 In a layer with a window (`Attention.WINDOW`) an item begins with the super-block in which the
 window of its first token does, and nothing before that sub-block is read. A row whose window begins
-later sees nothing of the first super-blocks, and of a segment before its window at most one, since
-items are shorter than segments: what that adds are exact zeros.
+later sees nothing of the first super-blocks, and of a whole context of a segment before its window
+at most one, since items are shorter than segments: what that adds are exact zeros. Partials of
+segments before a row's window are not read.
 
 A head may have a *sink* (`Attention.SINKS`), a score beside those of the tokens, with nothing to
 give: what it takes is added to the sum of the weights at the very end, after all folding, where it

@@ -59,7 +59,7 @@ PAIRS: Final = 16
 TILE_BYTES: Final = PAIRS * VECTOR_BYTES
 NEAR: Final = 3
 FAR: Final = 2
-"""Caches that K and V are fetched into: the first, or, of several row blocks, which fill it
+"""Caches that K and V are fetched into: the first, or, where row blocks go side by side and fill it
 themselves, the second."""
 
 
@@ -96,17 +96,21 @@ def _scores(locality: int) -> Any:  # noqa: ANN401 - Numba's objects
     def amx_scores(
         builder: Builder, queries: Value, stride: Value, places: Value, dim: Value, scores: Value
     ) -> None:
+        keys = [place(builder, places, Place.KEYS, j) for j in range(SUB_BLOCKS)]
         ahead = [place(builder, places, Place.NEXT_KEYS, j) for j in range(SUB_BLOCKS)]
         fetches = _fetches(builder, places)
         clear_scores(builder)
 
         def step(index: Value, *, is_short: bool = False) -> None:
+            rows, columns = (SHORT_ROWS, SHORT_COLUMNS) if is_short else (QUERIES, KEYS)
+            lines = PAIRS // 2 if is_short else PAIRS
             down = builder.mul(index, i64(TILE_BYTES))
-            score_step(builder, index, queries, stride, places, is_short=is_short)
-            for address in ahead:
-                lines = PAIRS // 2 if is_short else PAIRS
-                at = offset(builder, address, down)
-                _fetch(builder, fetches, at, lines, VECTOR_BYTES, locality)
+            load_tile(builder, rows, offset(builder, queries, builder.shl(index, i64(6))), stride)
+            for j in range(SUB_BLOCKS):
+                load_tile(builder, columns, offset(builder, keys[j], down), VECTOR_BYTES)
+                next_at = offset(builder, ahead[j], down)
+                _fetch(builder, fetches, next_at, lines, VECTOR_BYTES, locality)
+                _multiply(builder, j, rows, columns)
 
         whole = builder.lshr(dim, i64(5))
         counted_loop(builder, whole, step)
@@ -134,20 +138,6 @@ def clear_scores(builder: Builder) -> None:
         clear_tile(builder, j)
 
 
-def score_step(
-    builder: Builder, index: Value, queries: Value, stride: Value, places: Value, *,
-    is_short: bool = False,
-) -> None:  # fmt: skip
-    """Add 32 terms of each score, those from 32 · `index` on. `is_short`: 16 terms."""
-    rows, columns = (SHORT_ROWS, SHORT_COLUMNS) if is_short else (QUERIES, KEYS)
-    down = builder.mul(index, i64(TILE_BYTES))
-    load_tile(builder, rows, offset(builder, queries, builder.shl(index, i64(6))), stride)
-    for j in range(SUB_BLOCKS):
-        keys = place(builder, places, Place.KEYS, j)
-        load_tile(builder, columns, offset(builder, keys, down), VECTOR_BYTES)
-        _multiply(builder, j, rows, columns)
-
-
 def store_scores(builder: Builder, scores: Value) -> None:
     """Write a row block's scores, float32 [16, 64]."""
     for j in range(SUB_BLOCKS):
@@ -160,59 +150,39 @@ def amx_values(builder: Builder, weights: Value, places: Value, dim: Value, out:
 
     weights: bfloat16 [16, 64]. Sub-blocks whose Place.COUNTS is 0 are left out.
     """
-    width = SUB_BLOCKS * LANES
-    end = builder.mul(builder.udiv(dim, i64(width)), i64(width))
+    row_bytes = builder.shl(dim, i64(2))
+    fetches = _fetches(builder, places)
 
     def panel(first: Value, tiles: int) -> None:
-        load_results(builder, first, tiles, dim, out)
-        counted_loop(
-            builder,
-            i64(SUB_BLOCKS),
-            lambda j: value_step(builder, j, first, tiles, weights, places, dim),
-        )
-        store_results(builder, first, tiles, dim, out)
+        right = builder.shl(first, i64(2))
+        out_at = offset(builder, out, right)
+        for tile in range(tiles):
+            load_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
 
+        def sub_block(j: Value) -> None:
+            count = place(builder, places, Place.COUNTS, j)
+            with builder.if_then(builder.icmp_signed("!=", count, i64(0)), likely=True):
+                values = offset(builder, place(builder, places, Place.VALUES, j), right)
+                ahead = offset(builder, place(builder, places, Place.NEXT_VALUES, j), right)
+                weight_at = offset(builder, weights, builder.shl(j, i64(5)))
+                load_tile(builder, SHORT_ROWS, weight_at, PAIR_ROW_BYTES)
+                for tile in range(tiles):
+                    at = offset(builder, values, VECTOR_BYTES * tile)
+                    load_tile(builder, SHORT_COLUMNS, at, row_bytes)
+                    next_at = offset(builder, ahead, VECTOR_BYTES * tile)
+                    _fetch(builder, fetches, next_at, PAIRS // 2, row_bytes, NEAR)
+                    _multiply(builder, tile, SHORT_ROWS, SHORT_COLUMNS)
+
+        counted_loop(builder, i64(SUB_BLOCKS), sub_block)
+        for tile in range(tiles):
+            store_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
+
+    width = SUB_BLOCKS * LANES
+    end = builder.mul(builder.udiv(dim, i64(width)), i64(width))
     with cgutils.for_range_slice(builder, i64(0), end, i64(width)) as (first, _):
         panel(first, SUB_BLOCKS)
     with cgutils.for_range_slice(builder, end, dim, i64(LANES)) as (first, _):
         panel(first, 1)
-
-
-def load_results(builder: Builder, first: Value, tiles: int, dim: Value, out: Value) -> None:
-    """Begin with `tiles` · 16 elements of a row block's results, from element `first` on."""
-    for tile, at in enumerate(_results(builder, first, tiles, out)):
-        load_tile(builder, tile, at, builder.shl(dim, i64(2)))
-
-
-def store_results(builder: Builder, first: Value, tiles: int, dim: Value, out: Value) -> None:
-    """Write them back."""
-    for tile, at in enumerate(_results(builder, first, tiles, out)):
-        store_tile(builder, tile, at, builder.shl(dim, i64(2)))
-
-
-def _results(builder: Builder, first: Value, tiles: int, out: Value) -> list[Value]:
-    right = builder.shl(first, i64(2))
-    return [offset(builder, out, right, VECTOR_BYTES * tile) for tile in range(tiles)]
-
-
-def value_step(
-    builder: Builder, j: Value, first: Value, tiles: int, weights: Value, places: Value, dim: Value
-) -> None:
-    """Add the weighted V of sub-block `j` to them, unless its Place.COUNTS is 0."""
-    row_bytes, right = builder.shl(dim, i64(2)), builder.shl(first, i64(2))
-    count = place(builder, places, Place.COUNTS, j)
-    with builder.if_then(builder.icmp_signed("!=", count, i64(0)), likely=True):
-        fetches = _fetches(builder, places)
-        values = offset(builder, place(builder, places, Place.VALUES, j), right)
-        ahead = offset(builder, place(builder, places, Place.NEXT_VALUES, j), right)
-        weight_at = offset(builder, weights, builder.shl(j, i64(5)))
-        load_tile(builder, SHORT_ROWS, weight_at, PAIR_ROW_BYTES)
-        for tile in range(tiles):
-            at = offset(builder, values, VECTOR_BYTES * tile)
-            load_tile(builder, SHORT_COLUMNS, at, row_bytes)
-            next_at = offset(builder, ahead, VECTOR_BYTES * tile)
-            _fetch(builder, fetches, next_at, PAIRS // 2, row_bytes, NEAR)
-            _multiply(builder, tile, SHORT_ROWS, SHORT_COLUMNS)
 
 
 def score_steps(

@@ -42,6 +42,17 @@ from kernels.cpu.emitted import Emitter, emitted
 from kernels.cpu.vector_ir import Builder, Value, i64, offset
 
 
+@inlined()
+def all_see_all(places: int, first_row: int, last_row: int) -> bool:
+    """Return whether rows see the whole super-block, by their states. Sets Place.COUNTS.
+
+    Their positions ascend, so the first one sees least of what is last, and the other way round.
+    """
+    least = count_seen(places, word(last_row, FIRST), word(first_row, LIMIT))
+    starts = word(places, Place.STARTS)
+    return bool(least == SUPER_BLOCK_TOKENS and word(last_row, FIRST) <= starts)
+
+
 def one_by_one(scores: Any, weights: Any, values: Any, *, to_pairs: bool) -> Any:  # noqa: ANN401
     """Return what takes row blocks through a super-block one after the other."""
     weight_bytes = PAIR_ROW_BYTES if to_pairs else SCORE_ROW_BYTES
@@ -59,9 +70,8 @@ def one_by_one(scores: Any, weights: Any, values: Any, *, to_pairs: bool) -> Any
             # What all rows see, and what any of them does, which COUNTS then say.
             least = count_seen(places, word(last_row, FIRST), word(block, LIMIT))
             most = count_seen(places, word(block, FIRST), word(last_row, LIMIT))
-            sees_all = least == SUPER_BLOCK_TOKENS and word(last_row, FIRST) <= word(
-                places, Place.STARTS
-            )
+            starts = word(places, Place.STARTS)
+            sees_all = least == SUPER_BLOCK_TOKENS and word(last_row, FIRST) <= starts
             int64_at(places)[Place.FETCH + 0] = types.int64(first == 0)
             scores(
                 count, queries + first * query_bytes, query_bytes, places, dim, memory + SCORES_AT
@@ -100,20 +110,13 @@ def side_by_side(weights_of_row: Emitter, weights: Any, alone: Any) -> Any:  # n
         words[Place.FETCH + 0] = 1
         amx_scores_of_several(queries, query_bytes, places, dim, scores)
         before, before_out = 0, 0
-        least_of_all = count_seen(places, word(last, FIRST), word(states, LIMIT))
-        all_see_all = least_of_all == SUPER_BLOCK_TOKENS and word(last, FIRST) <= word(
-            places, Place.STARTS
-        )
+        is_whole = all_see_all(places, states, last)
         for first in range(0, rows, ROW_BLOCK):
             count = min(ROW_BLOCK, rows - first)
             block, block_out = states + first * STATE_BYTES, out + 4 * first * width
-            sees_all = all_see_all
-            if not all_see_all:
-                last_row = block + (count - 1) * STATE_BYTES
-                least = count_seen(places, word(last_row, FIRST), word(block, LIMIT))
-                sees_all = least == SUPER_BLOCK_TOKENS and word(last_row, FIRST) <= word(
-                    places, Place.STARTS
-                )
+            sees_all = is_whole
+            if not is_whole:
+                sees_all = all_see_all(places, block, block + (count - 1) * STATE_BYTES)
                 # Weights of what other rows of the item see are 0.
                 count_seen(places, word(states, FIRST), word(last, LIMIT))
             number = first // ROW_BLOCK
@@ -122,7 +125,7 @@ def side_by_side(weights_of_row: Emitter, weights: Any, alone: Any) -> Any:  # n
                 behind = 0
             here = memory + WEIGHTS_AT + (number & 1) * ROW_BLOCK * PAIR_ROW_BYTES
             words[Place.FETCH + 0] = types.int64(number == 1)
-            if sees_all and count == ROW_BLOCK and cap == 0:
+            if sees_all and cap == 0:  # rows behind the last one have room, and nobody reads them
                 if dim == 64:
                     weigh_64(
                         scores, positions, block, block_out, places, here, before, before_out,

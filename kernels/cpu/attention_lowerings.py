@@ -17,8 +17,8 @@ and in `super_block` (`kernels.cpu.attention_blocks`)
 
 `key_dim`, `value_dim` (elsewhere `dim`): D' and V'. `first`, `limit`: from where the item's first
 token sees, and to where its last one does. `memory`: room for a super-block in bfloat16; of
-`super_block` the worker's. `is_same`:
-whether Place.COUNTS is the same for all rows; otherwise it is what any of them sees.
+`super_block` the worker's. `is_same`: whether Place.COUNTS is the same for all rows; otherwise it
+is what any of them sees.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def lowering(dtype: str, chosen: InstructionSet) -> Lowering:
     """Return the functions for a pool of a type on an instruction set."""
     has_scales, is_float = dtype in WIDEN, dtype == "float32"
     to_pairs = not is_float and (chosen.has_bf16_dot or chosen.has_amx)
-    weights = row_weights(to_pairs=to_pairs, scaled=has_scales)
+    emit = weights_of_row(to_pairs=to_pairs, scaled=has_scales)
+    weights = row_weights(emit)
 
     def blocks(scores: Any, values: Any) -> Any:  # noqa: ANN401 - Numba's objects
         return one_by_one(scores, weights, values, to_pairs=to_pairs)
 
     if to_pairs and chosen.has_amx:
         prepare = _expansion(dtype) if has_scales else _hide_unseen
-        emit = weights_of_row(to_pairs=to_pairs, scaled=has_scales)
         super_block = side_by_side(emit, weights, blocks(_amx_scores, _amx_values))
         return Lowering(
             _begin_tiles, prepare, super_block, release_tiles, to_pairs, VALUE_BYTES[dtype]

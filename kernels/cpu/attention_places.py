@@ -39,8 +39,9 @@ class Place(IntEnum):
     """Address of K. Sub-blocks behind the last one repeat it: their scores are never used."""
     VALUES = 4
     COUNTS = 8
-    """Tokens of the sub-block to add: the first COUNTS of them; weights of those before a window
-    are 0."""
+    """Tokens of the sub-block to add: the first COUNTS of them, which some row sees (of the row
+    block, or, where row blocks go side by side, of the item); weights of those a row does not see
+    are 0 in tile registers, as are those before a window everywhere."""
     KEY_SCALES = 12
     """Pools of eight bits: address of the scales of K, and of V."""
     VALUE_SCALES = 16

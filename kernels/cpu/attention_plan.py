@@ -27,9 +27,11 @@ from kernels.interface import BoolArray, Int32Array, Int64Array
 
 WORK_A_THREAD: Final = 4
 """Pieces of work a thread should find, at least: with fewer, contexts are cut."""
-LEAST_SLOTS: Final = 2048
-"""Segments of a piece that may leave partials; more where one context may have more (`num_slots`).
-The memory is the system's until it is written."""
+USUAL_SLOTS: Final = 2048
+"""Segments of a piece that may leave partials (`num_slots`)."""
+USUAL_BYTES: Final = 1 << 27
+"""Of their memory, at most; it is the system's until it is written."""
+LEAST_SLOTS: Final = 256
 SEGMENT_SUB_BLOCKS: Final = SEGMENT * SUB_BLOCKS
 
 NO_MERGES: Final = np.zeros((0, 2), np.int32)
@@ -62,7 +64,7 @@ class AttentionShape:
     block_size: int
     num_kv_heads: int
     num_threads: int
-    num_slots: int = LEAST_SLOTS
+    num_slots: int = USUAL_SLOTS
 
     @property
     def sub_blocks(self) -> int:
@@ -93,14 +95,16 @@ class AttentionShape:
         return sub_block
 
 
-def num_slots(context_length: int, block_size: int) -> int:
-    """Return the partials a piece should have room for: those of two of the longest contexts.
+def num_slots(context_length: int, block_size: int, partial_floats: int) -> int:
+    """Return the partials a piece has room for, at least those of two of the longest contexts.
 
-    `context_length`: tokens of the longest sequence.
+    `context_length`: tokens of the longest sequence. `partial_floats`: of a partial
+    (`attention_partial_floats`).
     """
     shape = AttentionShape(1, block_size, 1, 1)
     [longest] = shape.num_segments(np.array([context_length - 1], np.int32))
-    return max(LEAST_SLOTS, 2 * int(longest))
+    usual = min(USUAL_SLOTS, USUAL_BYTES // (4 * partial_floats))
+    return max(LEAST_SLOTS, usual, 2 * int(longest))
 
 
 def plan_attention(
@@ -113,29 +117,45 @@ def plan_attention(
     """
     if positions.max() < shape.least_position:
         return _whole(items, len(positions))
-    return _Cut(items, positions, shape).plan(block_tables)
+    return _Cut(items, positions, block_tables, shape).plan()
 
 
 class LastingPlan:
-    """The plan of steps of the same rows, each of one token; made anew where it holds no longer."""
+    """The plan of steps of the same rows, each of one token; made anew where it holds no longer.
+
+    It holds as long as no row begins or ends a segment, the positions keep their distances, and
+    what rows have in common lies in the same blocks. Other entries of the tables are not looked at:
+    rows whose segments become the same meanwhile are found when one of them ends the next.
+    """
 
     def __init__(self, query_lens: Int32Array, shape: AttentionShape) -> None:
         self._shape = shape
         self._whole = _whole(attention_items(query_lens, shape.group), len(query_lens))
         self._plan = self._whole
-        self._segments = self._blocks = np.zeros((0, 0), np.int32)
+        self._made_for = self._blocks = np.zeros((0, 0), np.int32)
+        self._common: tuple[Int64Array, Int64Array] | None = None
 
     def plan(self, positions: Int32Array, block_tables: Int32Array) -> AttentionPlan:
         """Return the plan of a step, the same object for as long as it is the same."""
         shape = self._shape
         if positions.max() < shape.least_position:
             return self._whole
-        whole = shape.whole_segments(positions)
-        segments = np.stack([whole, shape.num_segments(positions)])
-        blocks = block_tables[:, : shape.blocks_of(int(whole.max()) - 1).stop]
-        if not (np.array_equal(segments, self._segments) and np.array_equal(blocks, self._blocks)):
-            self._plan = plan_attention(self._whole.items, positions, block_tables, shape)
-            self._segments, self._blocks = segments, blocks.copy()
+        made_for = np.stack(
+            [
+                shape.whole_segments(positions),
+                shape.num_segments(positions),
+                positions - positions[0],
+            ]
+        )
+        if not (
+            np.array_equal(made_for, self._made_for)
+            and (self._common is None or np.array_equal(block_tables[self._common], self._blocks))
+        ):
+            cut = _Cut(self._whole.items, positions, block_tables, shape)
+            self._plan = cut.plan()
+            self._made_for, self._common = made_for, cut.common_entries()
+            if self._common is not None:
+                self._blocks = block_tables[self._common]
         return self._plan
 
 
@@ -147,15 +167,24 @@ def _whole(items: Int32Array, num_tokens: int) -> AttentionPlan:
 class _Cut:
     """A piece in which some contexts may be cut; `alone`: items of one token, whose they are."""
 
-    def __init__(self, items: Int32Array, positions: Int32Array, shape: AttentionShape) -> None:
+    def __init__(
+        self,
+        items: Int32Array,
+        positions: Int32Array,
+        block_tables: Int32Array,
+        shape: AttentionShape,
+    ) -> None:
         self._items, self._positions, self._shape = items, positions, shape
+        self._block_tables = block_tables
         self._alone = np.flatnonzero(items[:, 1] == 1)
+        self._rows = items[self._alone, 2]
         self._at = positions[items[self._alone, 0]]
         self._segments = shape.num_segments(self._at)
+        self._common = self._common_segments() if tokens_per_item(shape.group) > 1 else []
 
-    def plan(self, block_tables: Int32Array) -> AttentionPlan:
-        shape, items, alone = self._shape, self._items, self._alone
-        common = self._common_segments(block_tables[items[alone, 2]])
+    def plan(self) -> AttentionPlan:
+        shape, items, alone, common = self._shape, self._items, self._alone, self._common
+        num_tokens = len(self._positions)
         is_cut = np.zeros(len(alone), bool)
         for _, members in common:
             is_cut[members] = True
@@ -164,13 +193,17 @@ class _Cut:
         ):
             self._cut_longest(is_cut)
         if not is_cut.any():
-            return _whole(items, len(self._positions))
+            return _whole(items, num_tokens)
         # Which segments rows have to themselves: all but the common ones.
         is_own = np.arange(self._segments.max()) < np.where(is_cut, self._segments, 0)[:, None]
+        tokens, made, place = [np.arange(num_tokens, dtype=np.int32)], [], num_tokens
         for segment, members in common:
             is_own[members, segment] = False
-        tokens = [np.arange(len(self._positions), dtype=np.int32)]
-        made = [self._common_items(segment, members, tokens) for segment, members in common]
+            # Tokens of an item go by in the order of their positions, as windows need them.
+            ordered = members[np.argsort(self._at[members], kind="stable")]
+            made.append(self._common_items(segment, ordered, place))
+            tokens.append(items[alone[ordered], 0])
+            place += len(ordered)
         rows, segments = np.nonzero(is_own)
         own = items[alone[rows]]
         own[:, 3] = segments + 1
@@ -178,7 +211,7 @@ class _Cut:
         is_left[alone[is_cut]] = False
         cut = items[alone[is_cut], 0]
         counts = self._segments[is_cut]
-        slots = np.zeros(len(self._positions), np.int32)
+        slots = np.zeros(num_tokens, np.int32)
         slots[cut] = np.cumsum(counts) - counts
         return AttentionPlan(
             np.concatenate([*made, own, items[is_left]]),
@@ -187,34 +220,61 @@ class _Cut:
             slots,
         )
 
-    def _common_segments(self, tables: Int32Array) -> list[tuple[int, Int64Array]]:
+    def common_entries(self) -> tuple[Int64Array, Int64Array] | None:
+        """Return rows and columns of the block tables where common segments lie."""
+        if not self._common:
+            return None
+        rows, columns = [], []
+        for segment, members in self._common:
+            blocks = self._shape.blocks_of(segment)
+            every = np.arange(blocks.start, blocks.stop)
+            rows.append(np.repeat(self._rows[members], len(every)))
+            columns.append(np.tile(every, len(members)))
+        return np.concatenate(rows), np.concatenate(columns)
+
+    def _common_segments(self) -> list[tuple[int, Int64Array]]:
         """Return segments that lie in the same blocks for several rows, and those rows.
 
         Rows of which one segment is nobody else's have no later one in common with others, either.
         """
         whole = self._shape.whole_segments(self._at)
-        whole[np.cumsum(np.where(whole > 0, self._segments, 0)) > self._shape.num_slots] = 0
         found: list[tuple[int, Int64Array]] = []
         rows = np.flatnonzero(whole)
         for segment in range(int(whole.max(initial=0))):
-            rows = rows[whole[rows] > segment]
-            if len(rows) < 2:
+            groups = self._sharing(segment, rows[whole[rows] > segment])
+            if segment == 0:
+                groups = self._with_room(groups)
+            if not groups:
                 break
-            blocks = np.ascontiguousarray(tables[rows, self._shape.blocks_of(segment)])
-            # The last block tells most of them apart; all of them are compared where it does not.
-            order = np.argsort(blocks[:, -1], kind="stable")
-            rows, blocks = rows[order], blocks[order]
-            firsts = np.flatnonzero(np.r_[True, blocks[1:, -1] != blocks[:-1, -1]])
-            counts = np.diff(np.r_[firsts, len(rows)])
-            is_same = (blocks == np.repeat(blocks[firsts], counts, axis=0)).all(axis=1)
-            sharing = []
-            for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-                members = rows[first : first + count][is_same[first : first + count]]
-                if len(members) > 1:
-                    found.append((segment, members))
-                    sharing.append(members)
-            rows = np.concatenate(sharing) if sharing else rows[:0]
+            found += [(segment, members) for members in groups]
+            rows = np.concatenate(groups)
         return found
+
+    def _sharing(self, segment: int, rows: Int64Array) -> list[Int64Array]:
+        """Return those of the rows whose segment lies in the same blocks, together."""
+        if len(rows) < 2:
+            return []
+        blocks = self._block_tables[self._rows[rows], self._shape.blocks_of(segment)]
+        # The last block tells most of them apart; all of them are compared where it does not.
+        order = np.argsort(blocks[:, -1], kind="stable")
+        rows, blocks = rows[order], blocks[order]
+        firsts = np.flatnonzero(np.r_[True, blocks[1:, -1] != blocks[:-1, -1]])
+        counts = np.diff(np.r_[firsts, len(rows)])
+        is_same = (blocks == np.repeat(blocks[firsts], counts, axis=0)).all(axis=1)
+        groups = (
+            rows[first : first + count][is_same[first : first + count]]
+            for first, count in zip(firsts.tolist(), counts.tolist(), strict=True)
+            if count > 1
+        )
+        return [members for members in groups if len(members) > 1]
+
+    def _with_room(self, groups: list[Int64Array]) -> list[Int64Array]:
+        """Return groups without the rows whose segments there is no room for, the last ones."""
+        rows = np.sort(np.concatenate(groups)) if groups else np.zeros(0, np.int64)
+        has_room = np.zeros(len(self._alone), bool)
+        has_room[rows[np.cumsum(self._segments[rows]) <= self._shape.num_slots]] = True
+        left = (members[has_room[members]] for members in groups)
+        return [members for members in left if len(members) > 1]
 
     def _cut_longest(self, is_cut: BoolArray) -> None:
         """Cut contexts of several segments, too, the longest first, as long as there is room."""
@@ -224,21 +284,14 @@ class _Cut:
         has_room = np.cumsum(segments[longest_first]) <= free
         is_cut[longest_first[has_room & (segments[longest_first] > 1)]] = True
 
-    def _common_items(
-        self, segment: int, members: Int64Array, tokens: list[Int32Array]
-    ) -> Int32Array:
-        """Return the items of a segment that rows have in common; appends their tokens.
-
-        Tokens of an item go by in the order of their positions, as windows need them.
-        """
-        members = members[np.argsort(self._at[members], kind="stable")]
+    def _common_items(self, segment: int, members: Int64Array, place: int) -> Int32Array:
+        """Return the items of a segment that rows have in common; their first token's place."""
         most = tokens_per_item(self._shape.group)
         num_items = -(-len(members) // most)
         firsts = np.arange(num_items) * len(members) // num_items
         made = np.zeros((num_items, 4), np.int32)
-        made[:, 0] = sum(map(len, tokens)) + firsts
+        made[:, 0] = place + firsts
         made[:, 1] = np.diff(np.r_[firsts, len(members)])
-        made[:, 2] = self._items[self._alone[members[0]], 2]
+        made[:, 2] = self._rows[members[0]]
         made[:, 3] = segment + 1
-        tokens.append(self._items[self._alone[members], 0])
         return made

@@ -40,7 +40,7 @@ def attention_scratch_bytes(head_dim: int, value_dim: int, rows: int) -> int:
 
 
 def attention_partial_floats(num_heads: int, value_dim: int) -> int:
-    """Return the float32 numbers of Attention.PARTIALS for each item."""
+    """Return the float32 numbers of a partial: what all heads of a token found in a segment."""
     return num_heads * (LANES + -(-value_dim // LANES) * LANES)
 
 

@@ -52,18 +52,17 @@ RAISE_ABOVE: Final = 8.0
 """A row's maximum is raised when a score exceeds it by more: weights stay below 2^8."""
 
 
-def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return what `weights_of_row` emits, callable from compiled code."""
-    emit = weights_of_row(to_pairs=to_pairs, scaled=scaled)
-    return emitted(types.void, *[types.int64] * 9)(emit)
+def row_weights(weights_of_row: Emitter) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return it callable from compiled code."""
+    return emitted(types.void, *[types.int64] * 9)(weights_of_row)
 
 
 def weights_of_row(*, to_pairs: bool, scaled: bool) -> Emitter:
-    """Return void(scores, positions, sees_all, state, out, dim, places, weights, cap), for one row.
+    """Return an emitter, of the weights of one row.
 
     scores: float32 [64], in powers of 2. positions: int32 [64] of the super-block's tokens;
     sees_all: whether the row sees all of them, and not those from its FIRST to below its LIMIT.
-    state: the row's (`STATE_BYTES` in `kernels.cpu.attention_lowerings`). out: float32 [D'], the
+    state: the row's (`STATE_BYTES` in `kernels.cpu.attention_sizes`). out: float32 [D'], the
     results so far. weights: [64], float32, or bfloat16 where `to_pairs`; 0 for tokens the row does
     not see. cap: the bits of a float32, that of the scores; 0: they have none. `scaled`: pools of
     eight bits; scores are multiplied by K's scales, and weights, but not their sum, by V's.

@@ -41,6 +41,7 @@ SHARED = [
 """Tests of what every set has, and this one makes of tiles."""
 WALKS = "test_workers_that_walk_forwards_and_backwards_get_the_same_bits"
 ATTENTION = "test_attention_is_that_of_the_reference_on_what_the_pool_holds"
+SIDE_BY_SIDE = "test_row_blocks_of_an_item_have_the_bits_of_one"
 FIRST_OF_SHARED = [
     f"{SHARED[0]}::test_products_equal_float64_within_rounding",
     f"{SHARED[0]}::test_nothing_behind_the_last_row_or_weight_is_read",
@@ -50,6 +51,7 @@ FIRST_OF_SHARED = [
         f"{SHARED[2]}::{ATTENTION}[{case}]"
         for case in ("9-3-64-16-bfloat16", "6-2-40-8-bfloat16", "8-2-80-24-int8", "4-4-32-1-float8")
     ),
+    *(f"{SHARED[2]}::{SIDE_BY_SIDE}[bfloat16-{case}]" for case in ("64-3-0-0-1", "128-3-0-0-30")),
 ]
 """Enough of them for `make test`."""
 MODELS = "tests/properties/test_cpu_results_do_not_depend_on_the_batch.py"

@@ -191,10 +191,12 @@ def test_a_prefix_in_common_is_computed_together_as_on_the_ordinary_way(sides, m
         *(rows.decode() for _ in range(12)),
     ]
     shared: list[list[int]] = []
+    plans: list[object] = []
     headers = sides[0].executor._decode._headers
     describe = headers.describe_tokens
 
     def described(index, first_token, piece, num_kv_heads):
+        plans.append(piece.attention)
         shared.append([count for count in piece.attention.items[:, 1].tolist() if count > 1])
         describe(index, first_token, piece, num_kv_heads)
 
@@ -204,6 +206,8 @@ def test_a_prefix_in_common_is_computed_together_as_on_the_ordinary_way(sides, m
     assert sides[0].taken == [False, False, *[True] * 12]
     assert shared
     assert all(counts == [4, 2] for counts in shared)
+    # Rows take blocks all the time; one ends a segment and begins the next.
+    assert len({id(plan) for plan in plans}) == len(plans) == 3
 
 
 @pytest.mark.parametrize(

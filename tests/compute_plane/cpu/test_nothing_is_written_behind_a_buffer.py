@@ -28,7 +28,7 @@ from compute_plane.memory.state_pool import make_states
 from compute_plane.model.latents import Latents
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
-from kernels.cpu.attention_plan import LEAST_SLOTS, AttentionShape
+from kernels.cpu.attention_plan import USUAL_SLOTS, AttentionShape
 from kernels.cpu.latent_operands import HEAD_CALL_BYTES
 from tests.compute_plane.executor.tiny_adapters import tiny_adapter
 from tests.compute_plane.executor.tiny_llama import (
@@ -51,7 +51,7 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 256
 MAX_TOKENS = 2 * PIECE_TOKENS
 LONG_ROWS = 8
-LONGEST = LEAST_SLOTS // LONG_ROWS * 1024
+LONGEST = USUAL_SLOTS // LONG_ROWS * 1024
 """Tokens of each of some rows, which leave as many partials together as there is room for."""
 
 SPEC = tiny_spec(quantisable=True)
@@ -187,7 +187,7 @@ def run_largest_steps(executor: CpuExecutor) -> None:
 def test_long_contexts_leave_as_many_partials_as_there_is_room_for() -> None:
     shape = AttentionShape(1, BLOCK_SIZE, 1, 1)
     [segments] = shape.num_segments(np.array([LONGEST - 1], np.int32))
-    assert segments * LONG_ROWS == LEAST_SLOTS
+    assert segments * LONG_ROWS == USUAL_SLOTS
 
 
 @pytest.mark.spread(14)
@@ -197,6 +197,7 @@ def test_nothing_is_written_behind_a_buffer(
     arenas: list[GuardedArena], model: str, rows: str
 ) -> None:
     with executor_of(MODELS[model], rows) as executor:
+        assert executor._attention.num_slots == USUAL_SLOTS
         [arena] = arenas
         assert len(arena.guards) > 20
         run_largest_steps(executor)

@@ -58,12 +58,23 @@ def test_tokens_one_by_one_have_the_bits_of_a_whole_prompt(long_case: Case) -> N
         np.testing.assert_array_equal(alone[0], whole[position])
 
 
-@pytest.mark.parametrize("cap", [0.0, 1.5])
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_row_blocks_of_an_item_have_the_bits_of_one(dtype: str, head_dim: int, cap: float) -> None:
-    """Items of several go through tile registers side by side, where heads have such a size."""
-    case = make_case(dtype, 5, 1, head_dim, 16, [300], cap=cap)
+@pytest.mark.parametrize(
+    ("head_dim", "group", "window", "cap", "scale"),
+    [
+        (64, 3, 0, 0, 1), (64, 5, 0, 0, 30), (64, 3, 100, 0, 30), (64, 3, 0, 1.5, 1),
+        (96, 3, 0, 0, 1), (128, 3, 0, 0, 30), (128, 5, 100, 0, 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8"])
+def test_row_blocks_of_an_item_have_the_bits_of_one(
+    dtype: str, head_dim: int, group: int, window: int, cap: float, scale: int
+) -> None:
+    """Items of several go through tile registers side by side, where heads have such a size.
+
+    `scale`: of queries, so that maxima are raised while other blocks are under way.
+    """
+    case = make_case(dtype, group, 1, head_dim, 16, [300], window, cap=cap)
+    case.queries *= np.float32(scale)
     whole = case.attend([(0, 0, 300)])
     for first in range(0, 300, 3):
         np.testing.assert_array_equal(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.cpu.attention_items import attention_items, tokens_per_item
 from kernels.cpu.attention_plan import (
-    LEAST_SLOTS,
+    USUAL_SLOTS,
     AttentionPlan,
     AttentionShape,
     LastingPlan,
@@ -25,7 +25,7 @@ MANY_HEADS = 64
 
 def plan_of(
     positions: list[int], tables: Int32Array | None = None, *, threads: int = 1,
-    heads: int = MANY_HEADS, slots: int = LEAST_SLOTS,
+    heads: int = MANY_HEADS, slots: int = USUAL_SLOTS,
 ) -> AttentionPlan:  # fmt: skip
     """Return the plan of rows of one token, by default in blocks of their own."""
     at = np.array(positions, np.int32)
@@ -65,11 +65,13 @@ def test_threads_share_contexts_of_any_length_the_longest_first() -> None:
 
     assert cut(1 << 18) == [256]
     assert cut((1 << 18) + 1) == [1]
-    assert cut((1 << 18) + 1, slots=num_slots(1 << 20, 16)) == [257]
-    assert cut(1 << 21, 1 << 21, slots=num_slots(1 << 21, 16)) == [2048, 2048]
+    assert cut((1 << 18) + 1, slots=num_slots(1 << 20, 16, 720)) == [257]
+    assert cut(1 << 21, 1 << 21, slots=num_slots(1 << 21, 16, 720)) == [2048, 2048]
     # From the first one on that there is no room for they are left whole, and not all of them.
     assert cut(90_000, 131_073, 90_000, 500, 30_000) == [88, 129, 1, 1, 1]
-    assert num_slots(4096, 16) == LEAST_SLOTS
+    assert num_slots(4096, 16, 720) == USUAL_SLOTS
+    assert num_slots(4096, 16, 128 * 528) == (1 << 27) // (4 * 128 * 528)
+    assert num_slots(4096, 16, 1 << 20) == 256
 
 
 def tables_with(common: list[int], width: int) -> Int32Array:
@@ -119,6 +121,20 @@ def test_rows_beyond_the_room_for_partials_keep_their_contexts_whole() -> None:
     plan = plan_of([1100] * 40, tables_with([0] + [64] * 39, 80), slots=21)
     assert plan.merges.tolist() == [[row, 2] for row in range(10)]
     assert [row for _, row, segment in items_of(plan) if segment == 0] == list(range(10, 40))
+
+
+def test_rows_that_share_nothing_take_no_room_from_those_that_do() -> None:
+    tables = tables_with([0, 0, 0, 0, 64, 64], 80)
+    tables[4:, :64] = tables[5, :64] = np.arange(5 * 80, 5 * 80 + 64)
+    plan = plan_of([1100] * 6, tables, slots=4)
+    assert plan.merges.tolist() == [[4, 2], [5, 2]]
+
+
+def test_where_an_item_has_one_token_nothing_is_cut() -> None:
+    at = np.array([1100, 1100], np.int32)
+    items = attention_items(np.ones(2, np.int32), 25)
+    plan = plan_attention(items, at, tables_with([0, 64], 80), AttentionShape(25, 16, 64, 1))
+    np.testing.assert_array_equal(plan.items, items)
 
 
 def test_tokens_of_prompts_are_left_as_they_are() -> None:
@@ -196,7 +212,8 @@ class TestAPlanThatLasts:
         first = lasting.plan(positions, tables)
         assert len(first.merges) == 2
         tables = tables.copy()
-        tables[:, 128:] += 1000  # later blocks come and go
+        tables[:, 128:] += 1000
+        tables[0, 70:] += 1000  # what a shorter row takes, or has not taken yet
         for _ in range(6):
             positions = positions + np.int32(1)
             assert lasting.plan(positions, tables) is first
@@ -209,6 +226,13 @@ class TestAPlanThatLasts:
         assert len(lasting.plan(positions, tables).merges) == 2
         tables[1, 3] = 159
         assert len(lasting.plan(positions, tables).merges) == 0
+
+    def test_is_made_anew_where_positions_change_their_order(self) -> None:
+        lasting, tables = self.lasting(2), tables_with([0, 64], 80)
+        for first, second in ((1070, 1090), (1092, 1071)):
+            plan = lasting.plan(np.array([first, second], np.int32), tables)
+            [shared] = [tokens for tokens, _, _ in items_of(plan) if len(tokens) > 1]
+            assert shared == ([0, 1] if first < second else [1, 0])
 
     @pytest.mark.parametrize("position", [0, 1022, 1023])
     def test_is_whole_where_no_context_has_two_segments(self, position: int) -> None:
