@@ -134,6 +134,7 @@ class LastingPlan:
         self._plan = self._whole
         self._made_for = self._blocks = np.zeros((0, 0), np.int32)
         self._common: tuple[Int64Array, Int64Array] | None = None
+        self._tables: Int32Array | None = None
 
     def plan(self, positions: Int32Array, block_tables: Int32Array) -> AttentionPlan:
         """Return the plan of a step, the same object for as long as it is the same."""
@@ -149,13 +150,19 @@ class LastingPlan:
         )
         if not (
             np.array_equal(made_for, self._made_for)
-            and (self._common is None or np.array_equal(block_tables[self._common], self._blocks))
+            and (
+                self._common is None
+                or block_tables is self._tables
+                or np.array_equal(block_tables[self._common], self._blocks)
+            )
         ):
             cut = _Cut(self._whole.items, positions, block_tables, shape)
             self._plan = cut.plan()
             self._made_for, self._common = made_for, cut.common_entries()
             if self._common is not None:
                 self._blocks = block_tables[self._common]
+        # Of tables that nobody can write, entries that a step has used stay as they are.
+        self._tables = None if block_tables.flags.writeable else block_tables
         return self._plan
 
 

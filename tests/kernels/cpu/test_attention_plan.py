@@ -227,6 +227,17 @@ class TestAPlanThatLasts:
         tables[1, 3] = 159
         assert len(lasting.plan(positions, tables).merges) == 0
 
+    def test_looks_at_tables_that_nobody_can_write_once(self) -> None:
+        lasting, tables = self.lasting(2), tables_with([0, 64], 80)
+        positions = np.array([1090, 1070], np.int32)
+        tables.flags.writeable = False
+        first = lasting.plan(positions, tables)
+        assert lasting.plan(positions, tables) is first
+        others = tables.copy()
+        others[1, 3] = 159
+        others.flags.writeable = False
+        assert len(lasting.plan(positions, others).merges) == 0
+
     def test_is_made_anew_where_positions_change_their_order(self) -> None:
         lasting, tables = self.lasting(2), tables_with([0, 64], 80)
         for first, second in ((1070, 1090), (1092, 1071)):
