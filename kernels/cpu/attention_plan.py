@@ -292,7 +292,7 @@ class _Cut:
         is_cut[longest_first[has_room & (segments[longest_first] > 1)]] = True
 
     def _common_items(self, segment: int, members: Int64Array, place: int) -> Int32Array:
-        """Return the items of a segment that rows have in common; their first token's place."""
+        """Return the items of a segment that rows have in common; `place`: of their first token."""
         most = tokens_per_item(self._shape.group)
         num_items = -(-len(members) // most)
         firsts = np.arange(num_items) * len(members) // num_items

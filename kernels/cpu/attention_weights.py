@@ -66,7 +66,8 @@ def weights_of_row(*, to_pairs: bool, scaled: bool) -> Emitter:
     results so far. weights: [64], float32, or bfloat16 where `to_pairs`; 0 for tokens the row does
     not see. cap: the bits of a float32, that of the scores; 0: they have none. `scaled`: pools of
     eight bits; scores are multiplied by K's scales, and weights, but not their sum, by V's.
-    between: emits what is done beside it, between its steps: for rows that see all alone.
+    between: emits what is done beside it, once for each of 4 vectors of scores; then the row sees
+    all, whatever sees_all says.
     """
     coefficients = SHORT_POWER_COEFFICIENTS if to_pairs else POWER_COEFFICIENTS
 
