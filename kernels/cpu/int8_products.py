@@ -63,6 +63,7 @@ from kernels.cpu.int8_sizes import (
 from kernels.cpu.int8_tile import begins_word, int8_tiles
 from kernels.cpu.int8_unpacking import unpacked_from, unpacker
 from kernels.cpu.int8_weights import panel_sizer
+from kernels.cpu.int8_wide_product import wide_product
 from kernels.cpu.matrix_product import SHARE_BITS, num_tiles, sums_writer, tile_rows
 from kernels.cpu.operands import Product
 
@@ -91,6 +92,7 @@ def _product(fmt: Int8Format) -> Callable[..., None]:
     unpack, unpacked_rows = unpacker(fmt, GROUP_PANELS, SET), unpacked_from(fmt, SET)
     is_unpacked = unpacked_rows > 0
     panel_bytes = panel_sizer(fmt)
+    by_wide_tiles = wide_product(fmt)
     by_tiles = amx_product(fmt)
     by_pairs = pair_product(fmt)
     in_tiles = HAS_AMX and fmt.parts == 1
@@ -131,9 +133,13 @@ def _product(fmt: Int8Format) -> Callable[..., None]:
             )  # fmt: skip
             return
         num_groups = (n + WIDTH - 1) // WIDTH
-        for group in range(
-            num_groups * chunk // num_chunks, num_groups * (chunk + 1) // num_chunks
-        ):
+        group, end = num_groups * chunk // num_chunks, num_groups * (chunk + 1) // num_chunks
+        panels = min(end * GROUP_PANELS, (n + PANEL_COLUMNS - 1) // PANEL_COLUMNS)
+        left = by_wide_tiles(
+            num_rows, x, scales, scaled_sums, begins, groups, weights, panel, group * GROUP_PANELS,
+            panels, n, out, stride, accumulate, sums,
+        )  # fmt: skip
+        for group in range(left // GROUP_PANELS, end):
             column = group * WIDTH
             columns = min(WIDTH, n - column)
             at = weights + group * GROUP_PANELS * panel

@@ -26,6 +26,19 @@ def int8_tile_sizes(chosen: InstructionSet) -> TileSizes:
     return TileSizes(2, 1, 2) if chosen.vector_registers == 32 else TileSizes(1, 1, 1)
 
 
+def wide_tile_sizes(chosen: InstructionSet) -> tuple[TileSizes, ...]:
+    """Return the tiles that few rows prefer, the widest first; `int8_wide_product` says why.
+
+    512 bits: 1 · 8 integer and 1 · 8 float sums, or up to 3 · 4 of each. 256 bits: 1 · 4 integer
+    sums, two registers each. 128 bits: none; they were not measured.
+    """
+    if chosen.vector_bits == 512:
+        return (TileSizes(1, 8, 8), TileSizes(3, 4, 12))
+    if chosen.vector_bits == 256:
+        return (TileSizes(1, 4, 1), TileSizes(1, 2, 1))
+    return ()
+
+
 BLOCK_ROWS: Final = 16
 TILE_BYTES: Final = GROUP * PANEL_COLUMNS
 """Of a tile of unpacked weights."""
@@ -72,7 +85,9 @@ HAS_AMX: Final = SET.has_amx
 PAIRS_PRODUCTS: Final = SET.pairs_products
 
 
-SUMS_OF_TILE_BYTES: Final = 4 * MOST_ROWS * WIDTH
+SUMS_OF_TILE_BYTES: Final = VECTOR_BYTES * max(
+    sizes.rows * sizes.panels for sizes in (SIZES, *wide_tile_sizes(SET))
+)
 MOST_UNPACKED_BYTES: Final = 2 * VECTOR_BYTES + TILE_BYTES
 """Of a tile of any format (`kernels.cpu.int8_unpacking`)."""
 

@@ -92,8 +92,9 @@ class RowPlaces:
 
 
 def int8_tiles(
-    fmt: Int8Format, sizes: TileSizes, chosen: InstructionSet, *, is_unpacked: bool = False
-) -> TileEmitter:
+    fmt: Int8Format, sizes: TileSizes, chosen: InstructionSet, *, is_unpacked: bool = False,
+    groups_ahead: int | None = None,
+) -> TileEmitter:  # fmt: skip
     """Return an emitter of one tile, whose number of rows is an argument.
 
     void(rows, x, scales, scaled_sums, sums, groups, weights, second, out, fetch_first,
@@ -102,8 +103,10 @@ def int8_tiles(
     address of the first panel. second: bytes from a panel to the next; 0 where there is but one,
     which is then computed twice. out: the sums, float32 [rows, panels · 16], aligned to 64 bytes.
     fetch_first, fetch_step: of the panels behind these, beside group g are fetched those of group
-    (fetch_first + g · fetch_step) / 2^SHARE_BITS. `is_unpacked`: another operand behind these is
-    the address of the panels' scales, and of weights with upper bits (`int8_unpacking`).
+    (fetch_first + g · fetch_step) / 2^SHARE_BITS. `groups_ahead`: what is fetched instead comes so
+    many groups later, behind the last one in the panels behind these. `is_unpacked`: another
+    operand behind these is the address of the panels' scales, and of weights with upper bits
+    (`int8_unpacking`).
     """
 
     def emit(builder: Builder, rows: Value, *operands: Value) -> None:
@@ -115,7 +118,7 @@ def int8_tiles(
             if count != 1:
                 choice.add_case(i64(count), block)
             builder.position_at_end(block)
-            _tile(builder, fmt, count, sizes, chosen, *operands)
+            _tile(builder, fmt, count, sizes, chosen, groups_ahead, *operands)
             builder.branch(end)
         builder.position_at_end(end)
 
@@ -125,9 +128,9 @@ def int8_tiles(
 
 def _tile(
     builder: Builder, fmt: Int8Format, rows: int, sizes: TileSizes, chosen: InstructionSet,
-    x: Value, scales: Value, scaled_sums: Value, sums: Value, groups: Value, weights: Value,
-    second: Value, out: Value, fetch_first: Value, fetch_step: Value,
-    unpacked: Value | None = None,
+    groups_ahead: int | None, x: Value, scales: Value, scaled_sums: Value, sums: Value,
+    groups: Value, weights: Value, second: Value, out: Value, fetch_first: Value,
+    fetch_step: Value, unpacked: Value | None = None,
 ) -> None:  # fmt: skip
     """Emit one tile; operands: those of `int8_tiles` from x on."""
     panels = sizes.panels
@@ -155,12 +158,15 @@ def _tile(
 
     def body(group: Value) -> None:
         tiles = [tile_of(builder, fmt, at, groups, group) for at in panel_places]
-        # The panels after these are asked for, into the second-level cache: of each pass a part.
-        shares = builder.add(fetch_first, builder.mul(group, fetch_step))
-        fetched = builder.lshr(shares, i64(SHARE_BITS))
+        # Into the second-level cache: of the panels behind these each pass asks for a part.
+        if groups_ahead is None:
+            shares = builder.add(fetch_first, builder.mul(group, fetch_step))
+            fetched, ahead = builder.lshr(shares, i64(SHARE_BITS)), following
+        else:
+            fetched, ahead = _later(builder, group, groups_ahead, groups, following)
         for at in panel_places:
             tile = tile_of(builder, fmt, at, groups, fetched)
-            fetch_ahead(builder, tile, following, locality=SECOND_LEVEL)
+            fetch_ahead(builder, tile, ahead, locality=SECOND_LEVEL)
         right, below = builder.mul(group, i64(GROUP)), builder.mul(group, i64(4))
         values = [offset(builder, row.values, right) for row in places]
         row_sums = [offset(builder, row.sums, below) for row in places]
@@ -194,6 +200,19 @@ def _tile(
         return
     for index, total in enumerate(chain(*totals)):
         store(builder, builder.load(total), offset(builder, out, VECTOR_BYTES * index))
+
+
+def _later(
+    builder: Builder, group: Value, count: int, groups: Value, following: Value
+) -> tuple[Value, Value]:
+    """Return which group comes `count` later, and how many bytes on its panels begin."""
+    later = builder.add(group, i64(count))
+    is_behind = builder.icmp_signed(">=", later, groups)
+    of_next = builder.sub(later, groups)
+    return (
+        builder.select(is_behind, of_next, later),
+        builder.select(is_behind, following, i64(0)),
+    )
 
 
 def _totals(

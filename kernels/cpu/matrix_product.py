@@ -75,7 +75,7 @@ def emit_sums(
     """Emit how a tile's sums get out.
 
     sums: address of float32 [rows, panels · 16]. They are written to the first `columns` columns of
-    rows of OUT, `stride` elements apart, or added to them.
+    rows of OUT, `stride` elements apart, or added to them; those of all panels, if it is more.
     """
     is_added = builder.icmp_signed("!=", accumulate, i64(0))
 

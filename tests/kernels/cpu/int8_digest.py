@@ -34,7 +34,7 @@ from tests.kernels.cpu.operation_calls import (  # noqa: E402
 
 random = np.random.default_rng(0)
 of_rows, of_products = hashlib.sha256(), hashlib.sha256()
-rows, k, n = 67, 512, 50
+rows, k, n = 67, 512, 210  # eight panels, four and two
 makers = {"normed": row_inputs.normed_rows, "gated": row_inputs.gated_rows}
 labels, counts = list(INT8_FORMATS), (*range(1, 14), 16, 63, 64, rows)
 if "all" not in sys.argv:
