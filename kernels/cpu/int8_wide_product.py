@@ -10,17 +10,17 @@ with AMX, 600 MB in panels of 18 KB, the best of 11 in turns:
 
 Eight have their sums in registers; sixteen do not, and take longer than two. Weights are asked for
 GROUPS_AHEAD groups before they are wanted, into the second-level cache: without, eight panels are
-as slow as two. Medians of decode steps of Llama 3.2 1B's shape beside those by two panels (one of
-256 bits), 4 to 8 processes a side in turns, on that machine:
+as slow as two. Decode steps of Llama 3.2 1B's shape beside those by two panels (one of 256 bits),
+medians of 4 to 8 processes a side in turns, on that machine:
 
-    rows                 1       2       3
-    Q4_0, amx            0.81    0.88    0.91
+    rows                 1       2       3       4       5       6
+    Q4_0, amx            0.77    0.85    0.87    0.90    0.93    0.91
+    Q6_K, amx            0.83    0.83    0.78    0.86    0.72    0.72    more than 4 went twice
     Q4_K_M, amx          0.84    0.88    0.76
-    Q6_K, amx            0.83    0.83    0.78
     Q8_0, amx            0.87    0.92    0.87
     Q4_0, avx2           0.77
 
-From four rows on the sums of four panels fill more registers than there are.
+More rows go by two panels (`int8_products`), or through tile registers.
 """
 
 from __future__ import annotations
