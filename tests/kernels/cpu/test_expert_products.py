@@ -83,7 +83,7 @@ def multiply(
 @pytest.mark.spread(24)
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize(("tokens", "per_token"), [(1, 1), (1, 3), (7, 2), (40, 3), (70, 9)])
-@pytest.mark.parametrize(("chunks", "parts"), [(1, 1), (1, 4), (5, 4), (40, 3)])
+@pytest.mark.parametrize(("chunks", "parts"), [(1, 1), (1, 4), (5, 4), (40, 3), (7, 8), (5, 12)])
 def test_rows_have_the_bits_that_they_have_alone_with_their_expert(
     label: str, tokens: int, per_token: int, chunks: int, parts: int
 ) -> None:
