@@ -51,22 +51,29 @@ from kernels.cpu.vector_ir import (
     i64,
     load,
     offset,
+    prefetch,
     store,
 )
 
 VECTOR_BYTES: Final = 64
+SECOND_LEVEL: Final = 2
+"""Locality of a prefetch: into the second-level cache."""
 ROW_BYTES: Final = {"F32": 4, "BF16": 2}
 TileEmitter = Callable[..., None]
 
 
-def float_tiles(weights: str, row: str, sizes: TileSizes, chosen: InstructionSet) -> TileEmitter:
+def float_tiles(
+    weights: str, row: str, sizes: TileSizes, chosen: InstructionSet, *,
+    lines_ahead: int | None = None,
+) -> TileEmitter:  # fmt: skip
     """Return an emitter of void(rows, x, row_stride, k, weights, panel_stride, last_panel, out).
 
     rows: of this tile, `sizes.rows` at most. `weights`: F32, F16 or BF16; `row`: F32 or BF16, what
     x holds (BF16 needs BF16 weights). x: address of the rows, k elements each, row_stride bytes
     apart. weights: address of the first panel; panels lie panel_stride bytes apart; of
     `sizes.panels` of them those above last_panel do not exist and are read as last_panel. out: the
-    sums, float32 [rows, panels · 16].
+    sums, float32 [rows, panels · 16]. `lines_ahead`: of each panel what lies so many cache lines
+    ahead is fetched into the second-level cache.
     """
 
     def emit(builder: Builder, rows: Value, *operands: Value) -> None:
@@ -81,7 +88,9 @@ def float_tiles(weights: str, row: str, sizes: TileSizes, chosen: InstructionSet
             at_once = sizes.panels_at_once(count)
             for p in range(0, sizes.panels, at_once):
                 some = range(p, min(p + at_once, sizes.panels))
-                _panels(builder, weights, row, count, some, sizes.panels, chosen, operands)
+                _panels(
+                    builder, weights, row, count, some, sizes.panels, chosen, lines_ahead, operands
+                )
             builder.branch(end)
         builder.position_at_end(end)
 
@@ -91,7 +100,7 @@ def float_tiles(weights: str, row: str, sizes: TileSizes, chosen: InstructionSet
 
 def _panels(
     builder: Builder, weights: str, row: str, rows: int, panels: range, of_tile: int,
-    chosen: InstructionSet, operands: tuple[Value, ...],
+    chosen: InstructionSet, lines_ahead: int | None, operands: tuple[Value, ...],
 ) -> None:  # fmt: skip
     """Emit some of a tile's `of_tile` panels; `operands`: those of `float_tiles` from x on."""
     x, row_stride, k, first, panel_stride, last_panel, out = operands
@@ -106,9 +115,9 @@ def _panels(
         builder.store(constant(F32X, 0.0), accumulator)
     if weights == "BF16":
         step = _dot_pairs if row == "BF16" and chosen.has_bf16_dot else _multiply_pairs
-        _sum_over_pairs(builder, step, row, k, row_at, panel_at, sums)
+        _sum_over_pairs(builder, step, row, k, row_at, panel_at, sums, lines_ahead)
     else:
-        _sum_over_k(builder, weights, k, row_at, panel_at, sums, chosen)
+        _sum_over_k(builder, weights, k, row_at, panel_at, sums, chosen, lines_ahead)
     for r, of_row in enumerate(sums):
         for p, accumulator in zip(panels, of_row, strict=True):
             at = VECTOR_BYTES * (r * of_tile + p)
@@ -121,13 +130,14 @@ def _at_most(builder: Builder, index: int, last: Value) -> Value:
 
 def _sum_over_k(
     builder: Builder, weights: str, k: Value, row_at: list[Value], panel_at: list[Value],
-    sums: list[list[Value]], chosen: InstructionSet,
+    sums: list[list[Value]], chosen: InstructionSet, lines_ahead: int | None,
 ) -> None:  # fmt: skip
     """Add x[k] · w[k] for all k; weights F32 or F16."""
     vector_bytes = PANEL_COLUMNS * (4 if weights == "F32" else 2)
 
     def body(index: Value) -> None:
         down = builder.mul(index, i64(vector_bytes))
+        _fetch(builder, panel_at, down, lines_ahead)
         vectors = []
         for panel in panel_at:
             place = offset(builder, panel, down)
@@ -145,12 +155,13 @@ def _sum_over_k(
 
 def _sum_over_pairs(
     builder: Builder, step: Callable[..., None], row: str, k: Value,
-    row_at: list[Value], panel_at: list[Value], sums: list[list[Value]],
+    row_at: list[Value], panel_at: list[Value], sums: list[list[Value]], lines_ahead: int | None,
 ) -> None:  # fmt: skip
     """Add the products of all whole pairs of k, and of the half pair at the end if k is odd."""
 
     def body(index: Value, *, is_half: bool = False) -> None:
         down = builder.mul(index, i64(VECTOR_BYTES))
+        _fetch(builder, panel_at, down, lines_ahead)
         pairs = [load(builder, offset(builder, panel, down), I32X) for panel in panel_at]
         right = builder.mul(index, i64(2 * ROW_BYTES[row]))
         places = [offset(builder, at, right) for at in row_at]
@@ -160,6 +171,13 @@ def _sum_over_pairs(
     counted_loop(builder, num_pairs, body)
     with builder.if_then(builder.trunc(k, ir.IntType(1)), likely=False):
         body(num_pairs, is_half=True)
+
+
+def _fetch(builder: Builder, panels: list[Value], down: Value, lines_ahead: int | None) -> None:
+    if lines_ahead is not None:
+        for panel in panels:
+            at = offset(builder, panel, down, VECTOR_BYTES * lines_ahead)
+            prefetch(builder, at, SECOND_LEVEL)
 
 
 def _multiply_pairs(

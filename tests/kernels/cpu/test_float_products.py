@@ -80,6 +80,24 @@ def test_any_few_rows_have_the_bits_that_each_has_alone(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("k", [33, 224])
+def test_any_number_of_panels_gives_few_rows_the_bits_they_have_among_many(name, k):
+    """Few rows go through more panels at once."""
+    for panels in range(1, 16):
+        n = 16 * panels - panels % 3
+        rows, weights, _ = example(name, BLOCK_ROWS + 1, k, n)
+        together = product(name, rows, weights, n)
+        for count in (1, 3, 4, 16):
+            few, out = rows[:count].copy(), np.full((FIRST_ROW + count + 1, n + 37), MARK)
+            run_product(name, few, weights, n, out, chunks=panels % 4 + 1)
+            np.testing.assert_array_equal(out[FIRST_ROW:-1, :n], together[:count])
+            run_product(name, few, weights, n, out, accumulate=True)
+            np.testing.assert_array_equal(out[FIRST_ROW:-1, :n], 2 * together[:count])
+            out[FIRST_ROW:-1, :n] = MARK
+            assert (out == MARK).all()
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_a_row_has_the_same_bits_in_any_company_and_however_the_work_is_cut(name):
     m, n = 2 * BLOCK_ROWS + 41, 83
     for k in (64, 77, 672):
