@@ -35,7 +35,7 @@ from kernels.cpu.float_packing import AMX_DEPTH, PANEL_COLUMNS
 from kernels.cpu.float_sizes import BLOCK_PANELS, ROW_BYTES, TILE_BYTES, TILE_ROWS
 from kernels.cpu.gated_sums import write_gated_block
 from kernels.cpu.matrix_product import sums_writer
-from kernels.cpu.vector_ir import Builder, Value, counted_loop, i64, offset, prefetch
+from kernels.cpu.vector_ir import SECOND_LEVEL, Builder, Value, counted_loop, i64, offset, prefetch
 
 PAIRS: Final = 2
 PAIR_SUMS_BYTES: Final = TILE_ROWS * BLOCK_PANELS * ROW_BYTES
@@ -46,8 +46,6 @@ WEIGHTS: Final = ROWS + 1
 WEIGHTS_REGISTERS: Final = 3
 TILES_AHEAD: Final = 1
 """Weights are asked for so many k tiles before they are wanted."""
-SECOND_LEVEL: Final = 2
-"""Locality of a prefetch: into the second-level cache."""
 
 
 @emitted(types.void, types.int64)

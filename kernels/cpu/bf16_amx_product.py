@@ -111,6 +111,7 @@ def amx_product(fmt: Int8Format | None = None, *, is_gated: bool = False) -> Cal
         num_pairs = (n + width - 1) // width
         # A pair is two neighbours, or a panel of gate and the one of up so far behind it.
         stored_apart = n // width if is_gated else 1
+        whole_pairs = (n + PANEL_COLUMNS - 1) // PANEL_COLUMNS // BLOCK_PANELS
         first, end = num_pairs * chunk // num_chunks, num_pairs * (chunk + 1) // num_chunks
         num_parts = max(1, (depth + PART_TILES // 2) // PART_TILES)
         longest = (depth + num_parts - 1) // num_parts
@@ -124,14 +125,14 @@ def amx_product(fmt: Int8Format | None = None, *, is_gated: bool = False) -> Cal
         tails = unfinished + UNFINISHED_BYTES
         unpacked = tails + BLOCK_ROWS * TAIL_BYTES
 
-        if num_rows <= most_few:
+        if 0 < num_rows <= most_few:
             tail = 0
             if k % AMX_DEPTH != 0:
                 copy_tails(x, num_rows, k, tails)
                 tail = tails
             first = by_two_pairs(
                 x, num_rows, k, tail, stored, stored_apart * stored_panel,
-                stored_step * stored_panel, first, min(end, n // PANEL_COLUMNS // BLOCK_PANELS), n,
+                stored_step * stored_panel, first, min(end, whole_pairs), n,
                 out, element_bytes * stride, accumulate, finished,
             )  # fmt: skip
         configured = 0

@@ -51,11 +51,16 @@ from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import INT8_FORMATS
 from kernels.cpu.matrix_product import sums_writer, tile_rows
 from kernels.cpu.operands import Product
+from kernels.cpu.vector_ir import Builder, Value
 
 SET: Final = selected_instruction_set()
 
 LINES_AHEAD: Final = 16
 """8 and 32 are as fast."""
+
+
+def _no_tiles(builder: Builder, *operands: Value) -> None:
+    """Emit nothing: few rows go as others do."""
 
 
 def _product(weights: str, row: str, element_bytes: int) -> Callable[..., None]:
@@ -65,9 +70,8 @@ def _product(weights: str, row: str, element_bytes: int) -> Callable[..., None]:
     wide = WIDE_SIZES or SIZES
     most_few = wide.rows if WIDE_SIZES else 0
     wide_groups = wide.panels // GROUP_PANELS
-    wide_tiles = emitted(types.void, *[types.int64] * 8)(
-        float_tiles(weights, row, wide, SET, lines_ahead=LINES_AHEAD)
-    )
+    emitter = float_tiles(weights, row, wide, SET, lines_ahead=LINES_AHEAD)
+    wide_tiles = emitted(types.void, *[types.int64] * 8)(emitter if WIDE_SIZES else _no_tiles)
     write_wide_sums = sums_writer(wide.panels)
     row_bytes = ROW_BYTES[row]
     panel_depth = AMX_DEPTH if weights == "BF16" else 1
@@ -84,7 +88,7 @@ def _product(weights: str, row: str, element_bytes: int) -> Callable[..., None]:
         width = GROUP_PANELS * PANEL_COLUMNS
         num_groups = (n + width - 1) // width
         first, end = num_groups * chunk // num_chunks, num_groups * (chunk + 1) // num_chunks
-        while num_rows <= most_few and first + wide_groups <= end:
+        while 0 < num_rows <= most_few and first + wide_groups <= end:
             column = first * width
             columns = min(wide_groups * width, n - column)
             last_panel = (columns - 1) // PANEL_COLUMNS

@@ -39,6 +39,7 @@ from kernels.cpu.vector_ir import (
     I16X,
     I32,
     I32X,
+    SECOND_LEVEL,
     Builder,
     Value,
     bf16_high,
@@ -56,8 +57,6 @@ from kernels.cpu.vector_ir import (
 )
 
 VECTOR_BYTES: Final = 64
-SECOND_LEVEL: Final = 2
-"""Locality of a prefetch: into the second-level cache."""
 ROW_BYTES: Final = {"F32": 4, "BF16": 2}
 TileEmitter = Callable[..., None]
 
@@ -161,7 +160,7 @@ def _sum_over_pairs(
 
     def body(index: Value, *, is_half: bool = False) -> None:
         down = builder.mul(index, i64(VECTOR_BYTES))
-        _fetch(builder, panel_at, down, lines_ahead)
+        _fetch(builder, panel_at, down, None if is_half else lines_ahead)
         pairs = [load(builder, offset(builder, panel, down), I32X) for panel in panel_at]
         right = builder.mul(index, i64(2 * ROW_BYTES[row]))
         places = [offset(builder, at, right) for at in row_at]

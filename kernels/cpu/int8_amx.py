@@ -68,7 +68,6 @@ from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8For
 from kernels.cpu.int8_sizes import BLOCK_BYTES, BLOCK_ROWS, RING_BLOCKS, TILE_BYTES
 from kernels.cpu.int8_weights import (
     BIAS_BITS,
-    SECOND_LEVEL,
     Tile,
     fetched_lines,
     panel_factors,
@@ -79,6 +78,7 @@ from kernels.cpu.vector_ir import (
     F32X,
     I32X,
     I64,
+    SECOND_LEVEL,
     Builder,
     Value,
     constant,

@@ -47,7 +47,6 @@ from kernels.cpu.int8_sizes import (
 from kernels.cpu.int8_tile import add_scaled, scaled_by, whole_sum
 from kernels.cpu.int8_weights import (
     BIAS_BITS,
-    SECOND_LEVEL,
     PanelFactors,
     fetch_ahead,
     panel_factors,
@@ -60,6 +59,7 @@ from kernels.cpu.vector_ir import (
     F32X,
     I32,
     I32X,
+    SECOND_LEVEL,
     Builder,
     Value,
     broadcast,

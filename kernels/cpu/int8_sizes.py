@@ -30,8 +30,8 @@ def wide_tile_sizes(chosen: InstructionSet) -> tuple[TileSizes, ...]:
     """Return the tiles that few rows prefer, the widest first; `int8_wide_product` says why.
 
     512 bits: 1 · 8 integer and 1 · 8 float sums, or up to 6 · 4 integer ones, with float sums in
-    memory from 4 rows on. 256 bits: 1 · 4 integer sums, two registers each. 128 bits: none; they
-    were not measured.
+    memory from 4 rows on. 256 bits: 1 · 4 or 1 · 2 integer sums, two registers each. 128 bits:
+    none; they were not measured.
     """
     if chosen.vector_bits == 512:
         return (TileSizes(1, 8, 8), TileSizes(6, 4, 12))
@@ -81,7 +81,8 @@ GROUP_PANELS: Final = SIZES.panels
 WIDTH: Final = GROUP_PANELS * PANEL_COLUMNS
 MOST_ROWS: Final = SIZES.rows
 MOST_ROWS_OF_PARTS: Final = min(4, MOST_ROWS)
-"""Of formats whose groups have two parts, with sums of their own: six would need more registers."""
+"""Of formats whose groups have two parts, with sums of their own: six would need more
+registers, which wide tiles, waiting for memory, spill."""
 HAS_AMX: Final = SET.has_amx
 PAIRS_PRODUCTS: Final = SET.pairs_products
 

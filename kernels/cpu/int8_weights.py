@@ -44,8 +44,6 @@ BIAS: Final = 12582912.0
 BIAS_BITS: Final = 0x4B400000
 BEGINS_OFFSET: Final = 8
 """For weights stored so much greater than they are, as Q4_0's, rows hold where sums begin."""
-SECOND_LEVEL: Final = 2
-"""Locality of a prefetch: into the second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)

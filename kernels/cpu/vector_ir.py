@@ -221,6 +221,10 @@ def power_of_two(
     return builder.bitcast(builder.add(builder.bitcast(p, I32X), exponent), F32X)
 
 
+SECOND_LEVEL: Final = 2
+"""Locality of a prefetch: into the second-level cache."""
+
+
 def prefetch(
     builder: Builder, address: Value, locality: int = 3, *, is_written: bool = False
 ) -> None:

@@ -115,7 +115,7 @@ def main() -> None:
     for name in KINDS:
         digest = hashlib.sha256()
         error = 0.0
-        for m, k, n in [(1, 96, 33), (13, 77, 50), (40, 64, 96)]:
+        for m, k, n in [(1, 96, 33), (13, 77, 50), (40, 64, 96), (1, 77, 210), (4, 96, 210)]:
             rows, weights, expected = example(name, m, k, n)
             result = product(name, rows, weights, n, chunks=2)
             digest.update(result.tobytes())

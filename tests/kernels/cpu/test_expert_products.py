@@ -25,7 +25,7 @@ from tests.kernels.cpu.operation_calls import (
 from tests.kernels.cpu.routing_driver import Mixture, drawn
 
 LABELS = ["Q4_1", "Q8_0", "Q4_0"]
-K, N, EXPERTS = 96, 80, 9
+K, N, EXPERTS = 96, 400, 9
 UNTOUCHED = np.float32(-3.5)
 
 

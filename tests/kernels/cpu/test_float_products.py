@@ -80,7 +80,7 @@ def test_any_few_rows_have_the_bits_that_each_has_alone(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("k", [33, 224])
+@pytest.mark.parametrize("k", [33, 224, pytest.param(3105, marks=pytest.mark.wide)])
 def test_any_number_of_panels_gives_few_rows_the_bits_they_have_among_many(name, k):
     """Few rows go through more panels at once."""
     for panels in range(1, 16):
@@ -133,7 +133,14 @@ def test_a_neighbour_that_is_not_a_number_harms_nobody(name):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mprotect of Linux")
 @pytest.mark.parametrize("name", KINDS)
 def test_nothing_behind_the_last_row_or_weight_is_read(name):
-    for m, k, n in [(1, 33, 15), (9, 64, 16), (18, 95, 41), (34, 672, 80)]:
+    for m, k, n in [
+        (1, 33, 15),
+        (9, 64, 16),
+        (18, 95, 41),
+        (34, 672, 80),
+        (1, 95, 203),
+        (4, 64, 192),
+    ]:
         rows, weights, _ = example(name, m, k, n)
         guarded = before_a_guard_page(rows), before_a_guard_page(weights)
         np.testing.assert_array_equal(product(name, *guarded, n), product(name, rows, weights, n))

@@ -77,6 +77,8 @@ def test_rows_that_end_within_a_tile_are_gated_too():
     rows, weights, plain = matrices("BF16", 37, 200, 64)
     expected = gated_afterwards(product(plain, rows, weights, 64))
     np.testing.assert_array_equal(gated("BF16", rows, weights, 64), expected)
+    few = rows[:5].copy()  # which go through two pairs of panels at once
+    np.testing.assert_array_equal(gated("BF16", few, weights, 64), expected[:5])
 
 
 @pytest.mark.parametrize("label", ["BF16", *FORMATS])
