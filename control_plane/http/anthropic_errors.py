@@ -16,6 +16,8 @@ from control_plane.http.errors import INVALID_REQUEST, HttpFailure
 from control_plane.http.request_id import current_request_id
 
 MESSAGES_PATH: Final = "/v1/messages"
+MODELS_PATH: Final = "/v1/models"
+"""Of both APIs: its answer has the fields of either."""
 COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
 
 TOO_LONG: Final = "context_length_exceeded"
@@ -67,6 +69,11 @@ class MessageErrorResponse(BaseModel):
 def is_anthropic(path: str) -> bool:
     """Whether a path is one of the Messages API, whether there is such a route or not."""
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def takes_api_key(path: str) -> bool:
+    """Whether a token may be shown as Anthropic's clients do: of its API, and of models."""
+    return is_anthropic(path) or path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/")
 
 
 def anthropic_error(failure: HttpFailure, request_id: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from control_plane.http.anthropic_answer_schema import MessageEvent
-from control_plane.http.anthropic_errors import is_anthropic
+from control_plane.http.anthropic_errors import is_anthropic, takes_api_key
 from control_plane.http.chat_answer_schema import ChatChunk
 from control_plane.http.completion_schema import CompletionChunk
 from control_plane.http.doorman import API_KEY, OPEN_PATHS
@@ -103,7 +103,7 @@ def _complete(path: str, operation: dict[str, Any], *, needs_token: bool) -> Non
             headers["WWW-Authenticate"] = _AUTHENTICATE
     if needs_token:
         operation["security"] = [{_SECURITY: []}]
-        if is_anthropic(path):
+        if takes_api_key(path):
             operation["security"].append({_KEY_SECURITY: []})
 
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from control_plane.access.keyring import Keyring
 from control_plane.access.principal import Principal, acting_as
 from control_plane.errors import TokenMissingError
-from control_plane.http.anthropic_errors import failure_response, is_anthropic
+from control_plane.http.anthropic_errors import failure_response, is_anthropic, takes_api_key
 from control_plane.http.errors import describe_error
 from control_plane.metrics.visits import note_error
 from planes.errors import EngineError
@@ -57,7 +57,7 @@ class Doorman:
         Raises TokenMissingError, TokenUnknownError.
         """
         shown = headers.getlist("authorization")
-        keys = headers.getlist(API_KEY) if is_anthropic(path) else []
+        keys = headers.getlist(API_KEY) if takes_api_key(path) else []
         if len(keys) == 1 and not shown:
             return self._keyring.holder_of(keys[0])
         if is_anthropic(path) and not shown:

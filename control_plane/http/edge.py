@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from control_plane.http.anthropic_errors import (
     COUNT_TOKENS_PATH,
     MESSAGES_PATH,
+    MODELS_PATH,
     failure_response,
     is_anthropic,
 )
@@ -34,7 +35,7 @@ UNCOUNTED_PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics", "/ope
 
 API_PATHS = frozenset(
     {
-        "/v1/models",
+        MODELS_PATH,
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/responses",
@@ -46,7 +47,7 @@ API_PATHS = frozenset(
         "/tokenizer_info",
     }
 )
-_MODEL_PATH = "/v1/models/"
+_MODEL_PATH = f"{MODELS_PATH}/"
 _METHODS = frozenset(HTTPMethod)
 
 _log = structlog.get_logger(__name__)

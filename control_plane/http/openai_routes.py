@@ -19,7 +19,7 @@ from control_plane.http.completions import answer_completion
 from control_plane.http.document import declared_answers
 from control_plane.http.embedding_schema import EmbeddingList, EmbeddingsRequest
 from control_plane.http.embeddings import answer_embeddings
-from control_plane.http.model_schema import Model, ModelList, describe_model
+from control_plane.http.model_schema import Model, ModelList, describe_model, list_of_models
 from control_plane.http.reply import Connection, Reply
 from control_plane.http.responses_answer_schema import Response as ModelResponse
 from control_plane.http.responses_answer_schema import ResponseEvent
@@ -42,8 +42,7 @@ def openai_routes(backend: Backend) -> APIRouter:
     async def list_models() -> Response:
         """List the loaded model and its adapters."""
         names = backend.require_engine().frontend.plane.models
-        models = [describe_model(backend.require_engine(name)) for name in names]
-        return JSONResponse({"object": "list", "data": models})
+        return JSONResponse(list_of_models([backend.require_engine(name) for name in names]))
 
     @router.get("/models/{model:path}", response_model=Model)
     async def get_model(model: str) -> Response:

@@ -61,7 +61,8 @@ def test_the_loaded_model_is_listed_and_found_by_its_name(on_loop):
     async def test(served):
         listed = checked(await served.client.get("/v1/models"), ModelList)
         found = checked(await served.client.get("/v1/models/tiny/bytes"), Model)
-        assert listed == {"object": "list", "data": [found]}
+        ends = {"has_more": False, "first_id": "tiny/bytes", "last_id": "tiny/bytes"}
+        assert listed == {"object": "list", "data": [found], **ends}
         assert (found["id"], found["max_model_len"]) == ("tiny/bytes", 512)
 
     on_loop(test)

@@ -65,6 +65,15 @@ def test_a_message_whole_and_streamed_is_the_same(server, client):
     assert counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
 
 
+def test_models_are_listed_and_described(client, anthropic):
+    [model] = client.models.list(limit=1)
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert model.created_at.timestamp() == model.model_extra["created"]
+    assert client.models.retrieve(MODEL) == model
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("another")
+
+
 def test_tools_are_called_and_answered_as_anthropic_does_it(server, client):
     server.engine.says = [CALLS]
     asked = {**ASKED, "tools": [SKY], "extra_body": {"seed": 1}}

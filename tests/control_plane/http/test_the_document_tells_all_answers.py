@@ -63,5 +63,6 @@ def test_who_needs_a_token_is_told_so(on_loop):
     ]
     bearer, key = ([{name: []}] for name in schemes)
     for path, operation in operations(kept):
-        wanted = bearer + key if path.startswith("/v1/messages") else bearer
+        takes_key = path.startswith(("/v1/messages", "/v1/models"))
+        wanted = bearer + key if takes_key else bearer
         assert operation.get("security") == (None if path in OPEN else wanted)
