@@ -62,6 +62,19 @@ SHARING = (
         "kernels/cuda/test_launches_that_begin_early.py",
         "kernels/cuda/test_weights_of_the_next_product.py",
     ),
+    # Attention of the CPU to each type of pool, and products of each format of weights, likewise.
+    (
+        "kernels/cpu/test_attention_caps.py",
+        "kernels/cpu/test_attention_operation.py",
+        "kernels/cpu/test_attention_sinks.py",
+        "kernels/cpu/test_attention_windows.py",
+        "kernels/cpu/test_latent_attention.py",
+    ),
+    (
+        "kernels/cpu/test_every_weight_is_the_files_to_the_bit.py",
+        "kernels/cpu/test_int8_products.py",
+        "kernels/cpu/test_int8_wide_products.py",
+    ),
     # `exact_deployment` of tests/integration: the model in float32.
     (
         "integration/test_echoed_logprobs_equal_transformers.py",

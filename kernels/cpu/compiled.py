@@ -8,15 +8,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
-import llvmlite.binding
-import numba
 from llvmlite import ir
 from numba import types
 
-from kernels.cpu import instruction_set
 from kernels.cpu.emitted import emitted
+from kernels.cpu.kernel_target import KernelFunction, kernel_function
 from kernels.cpu.machine_code import symbol_of
 from kernels.cpu.operation import Operation, StepWord, operation_named
 from kernels.cpu.vector_ir import F32, I8, I16, I32, I64, Builder, Value, i64, load
@@ -24,13 +23,9 @@ from kernels.uncollected import uncollected
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
-EXACT_ORDER: Final = {"contract"}
+EXACT_ORDER: Final = frozenset({"contract"})
 """Fused multiply-add allowed; every sum runs in the order that is written."""
 KERNELS: Final = "kernels.cpu."
-
-# The choice is made at the latest now: Numba asks what to compile for when it sees a function.
-instruction_set.selected_instruction_set()
-numba.config.CPU_NAME, numba.config.CPU_FEATURES = instruction_set.forced_target() or (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,59 +72,14 @@ def object_code(name: str) -> bytes:
     if name not in _definitions:
         importlib.import_module(KERNELS + name.partition(".")[0])
     definition = _definitions[name]
-    arguments = [types.int64] * definition.num_arguments
-    compile_function = numba.cfunc(
-        types.void(*arguments), nopython=True, error_model="numpy", fastmath=EXACT_ORDER
-    )
+    function: KernelFunction = kernel_function(definition.function, EXACT_ORDER)
     with uncollected():
-        compiled = compile_function(definition.function)
-    # Around the function Numba has put what turns errors into Python's; kernels have none.
-    module = llvmlite.binding.parse_assembly(compiled.inspect_llvm())
-    function = compiled.native_name.removeprefix("cfunc.")
-    module.link_in(llvmlite.binding.parse_assembly(_entry(symbol_of(name), function, definition)))
-    for part in (*module.functions, *module.global_variables):
-        if not part.is_declaration and part.name != symbol_of(name):
-            part.linkage = llvmlite.binding.Linkage.internal
-    machine = compiled._library.codegen._tm
-    passes = llvmlite.binding.create_new_module_pass_manager()
-    passes.add_global_dead_code_eliminate_pass()
-    passes.add_strip_dead_prototype_pass()
-    options = llvmlite.binding.create_pipeline_tuning_options()
-    passes.run(module, llvmlite.binding.create_pass_builder(machine, options))
-    needed = [part.name for part in module.functions if part.is_declaration]
-    if missing := [part for part in needed if part.startswith(("numba_", "NRT_", "Py", "_Py"))]:
-        raise TypeError(f"{name} needs {', '.join(missing)}, which only Numba has")
-    return bytes(machine.emit_object(module))
-
-
-def _entry(symbol: str, function: str, definition: _Definition) -> str:
-    """Return LLVM IR of what is called: the function, without Numba's result and error.
-
-    Beside it stands what Numba calls frexp(3).
-    """
-    kinds = ["i64"] * definition.num_arguments
-    arguments = [f"i64 %a{i}" for i in range(definition.num_arguments)]
-    return f"""
-        declare i32 @"{function}"({", ".join(["ptr", "ptr", *kinds])})
-        define void @"{symbol}"({", ".join(arguments)}) {{
-            %result = alloca ptr
-            %error = alloca ptr
-            %status = call i32 @"{function}"({", ".join(["ptr %result", "ptr %error", *arguments])})
-            ret void
-        }}
-        declare double @frexp(double, ptr)
-        define double @numba_frexp(double %x, ptr %exponent) {{
-            %fraction = call double @frexp(double %x, ptr %exponent)
-            ret double %fraction
-        }}
-    """
+        return function.object_file(definition.num_arguments, symbol_of(name))
 
 
 def inlined() -> Callable[[Function], Function]:
     """Compile a function that operations call; it becomes part of their machine code."""
-    decorate: Callable[[Function], Function] = numba.njit(
-        nogil=True, error_model="numpy", fastmath=EXACT_ORDER
-    )
+    decorate: Callable[[Function], Function] = partial(kernel_function, fastmath=EXACT_ORDER)
     return decorate
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-import numba
 from llvmlite import ir
 from numba import types
 
 from kernels.cpu.emitted import emitted
+from kernels.cpu.kernel_target import kernel_function
 from kernels.cpu.vector_ir import F32, I8, I32, VOID, Builder, Value, call, i64, load, offset, store
 
 I1: Final = ir.IntType(1)
@@ -22,10 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 def unfused(function: Function) -> Function:
     """Compile a function that operations call, every float operation rounded by itself."""
-    decorate: Callable[[Function], Function] = numba.njit(
-        nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
-    )
-    return decorate(function)
+    compiled: Function = kernel_function(function, frozenset())
+    return compiled
 
 
 def _reader(kind: types.Type, stored: ir.Type, size: int) -> Any:  # noqa: ANN401 - Numba's objects

@@ -36,7 +36,7 @@ CODES = [
 
 def found(code: bytes) -> tuple[int, int, int, int]:
     """Return what `operand` finds, and where the code lies."""
-    from tests.amx.trap import operand
+    from tests.amx.called_from_python import operand
 
     context = np.array([0] * BEFORE + list(REGISTERS.values()), np.int64)
     memory = np.frombuffer(code + b"\xa5" * 8, np.uint8)

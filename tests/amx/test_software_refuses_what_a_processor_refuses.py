@@ -20,11 +20,12 @@ pytestmark = [needs_tiles, pytest.mark.skipif(missing() is not None, reason=str(
 @pytest.fixture
 def registers() -> Iterator[object]:
     """The software's own functions; they are called as if an instruction was met."""
-    from tests.amx import registers
+    from tests.amx import called_from_python
+    from tests.amx.registers import threads_with_registers
 
-    yield registers
-    registers.release()
-    assert registers.threads_with_registers() == 0
+    yield called_from_python
+    called_from_python.release()
+    assert threads_with_registers() == 0
     assert np.float32(SMALLEST) * np.float32(0.5) != 0  # a product leaves no trace in who calls it
 
 

@@ -48,7 +48,7 @@ def test_it_is_away_while_a_cuda_kernel_is_compiled(monkeypatch):
 
 
 def test_it_is_away_while_a_cpu_kernel_is_compiled(monkeypatch):
-    monkeypatch.setattr("numba.cfunc", lambda *_, **__: compiler)
+    monkeypatch.setattr(compiled.KernelFunction, "object_file", compiler)
     gc.enable()
     with pytest.raises(Seen, match="False"):
         compiled.object_code("row_inputs.normed_rows")

@@ -6,12 +6,15 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
+from numba import types
 
 from kernels.cpu import sampling
+from kernels.cpu.compiled import operation
+from kernels.cpu.emitted import emitted
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
 from kernels.cpu.sample_record import SAMPLE_WORDS, SampleWord, sampling_scratch_bytes
+from kernels.cpu.vector_ir import Builder, Value, store
 from kernels.reference.logit_adjustments import Adjustments
 from kernels.reference.logprobs import log_softmax, most_likely
 from kernels.reference.sampling import Choice, choose
@@ -20,10 +23,26 @@ KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(sampling.sample.address)
 GARBAGE = np.float32(1e30)
 
 
-@numba.njit
+@emitted(types.void, types.int64, types.float64)
+def write_float64(builder: Builder, address: Value, value: Value) -> None:
+    """Write a number."""
+    store(builder, value, address, 8)
+
+
+@operation(num_arguments=4)
+def write_uniform(seed: int, sample_index: int, position: int, out: int) -> None:
+    """Write the operation's random number: Python cannot call what operations call."""
+    write_float64(out, sampling.uniform(np.uint64(seed), sample_index, position))
+
+
+WRITE_UNIFORM = write_uniform.to_function(4)
+
+
 def cpu_uniform(seed: np.uint64, sample_index: int, position: int) -> float:
-    """The operation's random number; what operations call cannot be called from Python itself."""
-    return sampling.uniform(seed, sample_index, position)
+    """The operation's random number."""
+    number = np.empty(1)
+    WRITE_UNIFORM(int(np.int64(seed)), sample_index, position, number.ctypes.data)
+    return float(number[0])
 
 
 @dataclass(frozen=True)
@@ -54,8 +73,8 @@ def padded(logits: np.ndarray, padding: int) -> np.ndarray:
     return rows
 
 
-def run_records(rows: np.ndarray, vocab: int, words: np.ndarray) -> None:
-    """Run the operation over sample records, in scratch memory full of nonsense."""
+def run_records(rows: np.ndarray, vocab: int, words: np.ndarray) -> np.ndarray:
+    """Run the operation over sample records, in scratch memory full of nonsense: return that."""
     record = np.zeros(RECORD_WORDS, dtype=np.int64)
     record[sampling.LOGITS] = rows.ctypes.data
     record[sampling.LOGITS_STRIDE], record[sampling.VOCAB] = rows.shape[1], vocab
@@ -68,6 +87,19 @@ def run_records(rows: np.ndarray, vocab: int, words: np.ndarray) -> None:
     for k in range(len(words)):
         KERNEL(record_address, header_address, k, len(words), 0)
     assert (scratch[size:] == 0xFF).all()
+    return scratch
+
+
+def weights_of(row: np.ndarray, temperature: float) -> np.ndarray:
+    """Return the weights that the operation has given the tokens of a row of logits, int64."""
+    words = np.zeros((1, SAMPLE_WORDS), dtype=np.int64)
+    numbers, out = words.view(np.float64)[0], np.zeros(2, np.int32)
+    numbers[[SampleWord.TEMPERATURE, SampleWord.TOP_P]] = temperature, 1.0
+    numbers[SampleWord.REPETITION_PENALTY] = 1.0
+    words[0, [SampleWord.GIVEN_TOKEN, SampleWord.NUM_LOGPROBS]] = -1
+    words[0, [SampleWord.OUT_TOKEN, SampleWord.OUT_FINITE]] = out.ctypes.data + np.array([0, 4])
+    scratch = run_records(row[None], len(row), words)
+    return scratch[: 8 * len(row)].view(np.int64)
 
 
 def sample_columns(

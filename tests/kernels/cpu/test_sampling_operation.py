@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 
 from kernels.reference.exponential import exp, log
 from kernels.reference.philox import uniform
-from kernels.reference.sampling import Choice
+from kernels.reference.sampling import Choice, integer_weights
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sampling_driver import Asked, adjustments, cpu_uniform, run, sample_all, specified
+from sampling_driver import (
+    Asked,
+    adjustments,
+    cpu_uniform,
+    run,
+    sample_all,
+    specified,
+    weights_of,
+)
 
 VOCABULARIES = [1, 2, 63, 64, 65, 200, 1025, 3000]
 
@@ -187,6 +195,13 @@ def drawn(row, count: int = 400, **parameters) -> set[int]:
         for i in range(count)
     ]  # fmt: skip
     return set(sample_all(np.array([row], dtype=np.float32), choices))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
+def test_every_weight_of_a_large_vocabulary_is_the_specified_integer(temperature: float) -> None:
+    """A product that is not rounded before it is added to changes one weight of some thousands."""
+    row = np.random.default_rng(5).random(262_144, np.float32)
+    np.testing.assert_array_equal(weights_of(row, temperature), integer_weights(row, temperature))
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
