@@ -9,11 +9,11 @@
                     through it)
     records of      token_records (one kind of tokens); mixer_records → recurrence_records (Gated
                     DeltaNet, convolutions, Mamba-2), latent_records (MLA) → attention_records;
-                    expert_records (MoE), layer_input_records, hidden_reads
+                    expert_records (MoE) → expert_buffers; layer_input_records, hidden_reads
     products        product_records → row_buffers (formats of rows); adapter_records (what
                     adapters add to them), adapter_runs (of which tokens)
     logits          logits_records, sample_records
-    packed weights  packed_weights → packing_plan → packing_jobs; packed_layers,
+    packed weights  packed_weights → layer_plan → packing_plan → packing_jobs; packed_layers,
                     packed_latents, packed_recurrences, packed_adapters
 
 The kernels are `kernels.cpu`. `build` chooses the instruction set, which must be settled before

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from compute_plane.cpu.adapter_records import AdapterRecords
-from compute_plane.cpu.expert_records import ExpertBuffers
+from compute_plane.cpu.expert_buffers import ExpertBuffers
 from compute_plane.cpu.hidden_reads import HiddenReads
 from compute_plane.cpu.layer_input_records import LayerInputRecords
 from compute_plane.cpu.logits_records import LogitsRecords

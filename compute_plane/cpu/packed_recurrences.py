@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from compute_plane.model import delta_net_layout, layout, mamba2_layout, short_convolution_layout
+from compute_plane.model.delta_net import DeltaNet
+from compute_plane.model.mamba2 import Mamba2
+from compute_plane.model.tensor import TensorFormat
+
 if TYPE_CHECKING:
     from compute_plane.cpu.packed_layers import PackedMatrix
+    from compute_plane.cpu.packing_plan import PackingPlan
+    from compute_plane.model.recurrence import Recurrence
+    from compute_plane.model.tensor import RawTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +148,60 @@ class PackedMamba2:
 
 
 PackedRecurrence: TypeAlias = PackedDeltaNet | PackedConvolution | PackedMamba2
+
+
+def plan_recurrence(
+    plan: PackingPlan, of: Recurrence, tensor: Callable[..., RawTensor]
+) -> PackedRecurrence:
+    """Plan what keeps a state. `tensor`: by its role and part."""
+    if isinstance(of, DeltaNet):
+        return _plan_delta_net(plan, tensor)
+    if isinstance(of, Mamba2):
+        return _plan_mamba2(plan, of, tensor)
+    return _plan_convolution(plan, tensor)
+
+
+def _plan_delta_net(plan: PackingPlan, tensor: Callable[..., RawTensor]) -> PackedDeltaNet:
+    """Plan what a layer has in place of attention. `tensor`: by its role and part."""
+    return PackedDeltaNet(
+        rows=plan.fused([tensor(delta_net_layout.IN_QKV), tensor(delta_net_layout.IN_Z)]),
+        # How much of a state stays is kept as exact as the file has it.
+        gates=plan.matrix(
+            [tensor(delta_net_layout.IN_B), tensor(delta_net_layout.IN_A)],
+            target=TensorFormat.F32,
+        ),
+        convolution=plan.vector(tensor(delta_net_layout.CONVOLUTION), is_turned=True),
+        rates=plan.vector(tensor(delta_net_layout.MIXER, delta_net_layout.RATES)),
+        time_bias=plan.vector(tensor(delta_net_layout.MIXER, delta_net_layout.TIME_BIAS)),
+        norm=plan.vector(tensor(delta_net_layout.NORM)),
+        o=plan.matrix([tensor(delta_net_layout.OUT)]),
+    )
+
+
+def _plan_mamba2(plan: PackingPlan, of: Mamba2, tensor: Callable[..., RawTensor]) -> PackedMamba2:
+    """Plan what a layer has in place of attention, or beside it. `tensor`: by its role and part."""
+
+    def vector(part: str) -> int:
+        return plan.vector(tensor(mamba2_layout.MIXER, part))
+
+    return PackedMamba2(
+        rows=plan.fused([tensor(mamba2_layout.IN_XBC), tensor(mamba2_layout.IN_Z)]),
+        # How much of a state stays is kept as exact as the file has it.
+        steps=plan.matrix([tensor(mamba2_layout.IN_D)], target=TensorFormat.F32),
+        convolution=plan.vector(tensor(mamba2_layout.CONVOLUTION), is_turned=True),
+        bias=plan.vector(tensor(mamba2_layout.CONVOLUTION, layout.BIAS)),
+        rates=vector(mamba2_layout.RATES),
+        time_bias=vector(mamba2_layout.TIME_BIAS),
+        skips=vector(mamba2_layout.SKIPS),
+        norm=plan.vector(tensor(mamba2_layout.NORM)) if of.has_norm else None,
+        o=plan.matrix([tensor(mamba2_layout.OUT)]),
+    )
+
+
+def _plan_convolution(plan: PackingPlan, tensor: Callable[..., RawTensor]) -> PackedConvolution:
+    """Plan what a layer has in place of attention. `tensor`: by its role and part."""
+    return PackedConvolution(
+        rows=plan.fused([tensor(short_convolution_layout.INPUTS)]),
+        convolution=plan.vector(tensor(short_convolution_layout.CONVOLUTION), is_turned=True),
+        o=plan.matrix([tensor(short_convolution_layout.OUT)]),
+    )

@@ -26,9 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from compute_plane.cpu.layer_plan import plan_layer, plan_layer_inputs
 from compute_plane.cpu.packed_layers import PackedWeights
 from compute_plane.cpu.packing_jobs import PackingJob
-from compute_plane.cpu.packing_plan import PackingPlan, plan_layer, plan_layer_inputs
+from compute_plane.cpu.packing_plan import PackingPlan
 from compute_plane.executor.weight_formats import measure_conversions
 from compute_plane.memory.huge_pages import huge_page_array
 from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compute_plane.cpu.expert_records import ExpertBuffers, ExpertRecords
+from compute_plane.cpu.expert_buffers import ExpertBuffers
+from compute_plane.cpu.expert_records import ExpertRecords
 from compute_plane.cpu.product_records import ProductRecords
 from compute_plane.cpu.row_buffers import RowBuffers
 from kernels.cpu.latent_operands import HEAD_CALL_BYTES
