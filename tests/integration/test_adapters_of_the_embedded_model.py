@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,9 +92,11 @@ def test_log_probabilities_of_a_prompt_are_those_of_merged_weights(
         for name in ("", *ADAPTERS):
             answer = server.stub.Generate(ask(name, num_prompt_logprobs=0, max_tokens=1))
             found[name] = [entry.logprob for entry in answer.prompt_logprobs.logprobs]
+    base = load_model(model_path())
     for name in found:
-        model = load_model(model_path())
+        model = base
         if name:
+            model = copy.deepcopy(base)
             adapter, matrices = ADAPTERS[name], dict(model.named_parameters())
             with torch.no_grad():
                 for module, up in adapter.b.items():
