@@ -5,8 +5,9 @@ Below 1 tanh is the beginning of Lambert's continued fraction, above it what it 
     u = x / c   |u| < 1   x · (945 + 105·u² + u⁴) / (945 + 420·u² + 15·u⁴)
                 else      ± (c − 2 · c / (1 + e^(2·|u|)))
 
-So nothing cancels, however small x or large c is. Every step is rounded once, so the bits are the
-same on every instruction set. A NaN stays one; what is infinite becomes the cap.
+So nothing cancels, however small x or large c is. No sum is left whose product the compiler might
+fuse with it, so the bits are the same on every instruction set. A NaN stays one; what is infinite
+becomes the cap.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kernels.cpu.vector_ir import (
     broadcast,
     call,
     constant,
+    fma,
     power_of_two,
 )
 
@@ -43,9 +45,10 @@ def capped(builder: Builder, cap: Value, values: list[Value]) -> list[Value]:
         u = builder.fmul(x, inverse)
         size = call(builder, "llvm.fabs.v16f32", F32X, [u])
         square = builder.fmul(u, u)
-        above = builder.fadd(builder.fmul(builder.fadd(square, number(105)), square), number(945))
-        below = builder.fmul(builder.fadd(builder.fmul(square, number(15)), number(420)), square)
-        below = builder.fadd(below, number(945))
+        above = fma(builder, square, number(105), number(945))
+        above = fma(builder, square, square, above)
+        below = fma(builder, square, number(15), number(420))
+        below = fma(builder, square, below, number(945))
         exponent = builder.fmul(size, number(TWICE_LOG2_E))
         is_high = builder.fcmp_ordered(">", exponent, number(HIGHEST))
         power = power_of_two(builder, builder.select(is_high, number(HIGHEST), exponent))

@@ -64,10 +64,6 @@ class Mixture:
         for name in ("logits", "chosen", "weights", "places", "tokens", "runs"):
             record[Routing[name.upper()]] = getattr(self, name).ctypes.data
         record[Routing.IS_SIGMOID] = self.is_sigmoid
-        if self.correction is not None:
-            record[Routing.CORRECTION] = self.correction.ctypes.data
-        if self.expert_scales is not None:
-            record[Routing.EXPERT_SCALES] = self.expert_scales.ctypes.data
         if self.scale is not None:
             self._scale = np.float32([self.scale])
             record[Routing.SCALE] = self._scale.ctypes.data
@@ -90,6 +86,9 @@ class Mixture:
         size = routing_scratch_bytes(self.logits.shape[1], width)
         scratch = np.full(size + 64, 0xFF, np.uint8)
         header[StepWord.SCRATCH], header[StepWord.SCRATCH_BYTES] = scratch.ctypes.data, size
+        if name == "route_tokens":  # others take these words for something else
+            arrays = {"correction": self.correction, "expert_scales": self.expert_scales}
+            operands |= {of: one.ctypes.data for of, one in arrays.items() if one is not None}
         run(getattr(catalogue, name), self.record(**operands), header, chunks)
         assert (scratch[size:] == 0xFF).all()
 
