@@ -20,15 +20,23 @@ from numba import types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.cpu import CPUContext
 from numba.core.fastmathpass import rewrite_module
-from numba.core.registry import CPUDispatcher, CPUTarget
-from numba.core.target_extension import CPU, dispatcher_registry, jit_registry, target_registry
+from numba.core.registry import CPUDispatcher, CPUTarget, cpu_target
+from numba.core.runtime import rtsys
+from numba.core.target_extension import (
+    CPU,
+    dispatcher_registry,
+    jit_registry,
+    target_override,
+    target_registry,
+)
 from numba.core.utils import threadsafe_cached_property
 
 from kernels.cpu import instruction_set
 
 TARGET_NAME: Final = "kernels"
-NUMBAS: Final = ("numba_", "NRT_", "Py", "_Py")
-"""What symbols begin with that are found where Numba is."""
+NUMBAS: Final = ("numba_", "NRT_", "Py", "_Py", ".numba.")
+"""What symbols begin with that are found where Numba is, those of functions that call each other
+in a circle among them."""
 
 # The choice is made at the latest now: Numba asks what to compile for when it sees a function.
 instruction_set.selected_instruction_set()
@@ -70,7 +78,8 @@ class _Codegen(JITCPUCodegen):  # type: ignore[misc]
         passes.add_global_dead_code_eliminate_pass()
         passes.add_strip_dead_prototype_pass()
         passes.run(module, builder)
-        needed = [part.name for part in module.functions if part.is_declaration]
+        parts = (*module.functions, *module.global_variables)
+        needed = [part.name for part in parts if part.is_declaration]
         if missing := [part for part in needed if part.startswith(NUMBAS)]:
             raise TypeError(f"{symbol} needs {', '.join(missing)}, which only Numba has")
         return bytes(self._tm.emit_object(module))
@@ -78,8 +87,13 @@ class _Codegen(JITCPUCodegen):  # type: ignore[misc]
 
 class _Context(CPUContext):  # type: ignore[misc]
     def init(self) -> None:
-        super().init()
+        super().init()  # makes a code generator of its own: some milliseconds
         self._internal_codegen = _Codegen(TARGET_NAME)
+
+    def load_additional_registries(self) -> None:
+        """Load them, and Numba's runtime as its own functions in this process need it."""
+        rtsys.initialize(cpu_target.target_context)
+        super().load_additional_registries()
 
     def post_lowering(self, module: ir.Module, _: _Library) -> None:
         """Kernels need nothing of Numba's runtime, which would be linked to every function."""
@@ -87,9 +101,13 @@ class _Context(CPUContext):  # type: ignore[misc]
             rewrite_module(module, self.fastmath)
 
     def get_executable(self, library: _Library, *_: object) -> Callable[..., Any]:
-        """Return what Numba knows the function by: a built-in that nobody else has."""
+        """Return what Numba knows the function by.
+
+        Its dispatcher takes built-in functions only; one that is bound to a dict of its own equals
+        no other.
+        """
         library.finalize()
-        return {}.__getitem__
+        return {}.get
 
 
 class _Target(CPUTarget):  # type: ignore[misc]
@@ -99,7 +117,10 @@ class _Target(CPUTarget):  # type: ignore[misc]
 
 
 class KernelFunction(CPUDispatcher):  # type: ignore[misc]
-    """A function that operations are compiled from. Python cannot call it."""
+    """A function that operations are compiled from.
+
+    Python cannot call it, nor can what `numba.njit` compiles, which it cannot call either.
+    """
 
     targetdescr = _Target(TARGET_NAME)
 
@@ -113,7 +134,8 @@ class KernelFunction(CPUDispatcher):  # type: ignore[misc]
         It defines `symbol`. Raises TypeError if it needs something that is not there without Numba.
         """
         arguments = [types.int64] * num_arguments
-        self.compile(types.void(*arguments))
+        with target_override(TARGET_NAME):  # where Numba asks with no function at hand
+            self.compile(types.void(*arguments))
         compiled = self.overloads[tuple(arguments)]
         module = llvmlite.binding.parse_assembly(compiled.library.get_llvm_str())
         entry = _entry(symbol, compiled.fndesc.llvm_func_name, num_arguments)
@@ -156,7 +178,7 @@ def kernel_function(function: Callable[..., object], fastmath: Set[str]) -> Any:
         "error_model": "numpy",
         "no_cpython_wrapper": True,
         "no_cfunc_wrapper": True,
-        "fastmath": set(fastmath) or False,  # Numba takes an empty set for nothing said
+        "fastmath": set(fastmath),  # Numba takes no frozenset
     }
     return KernelFunction(function, targetoptions=options)
 

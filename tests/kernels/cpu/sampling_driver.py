@@ -7,26 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import types
 
 from kernels.cpu import sampling
 from kernels.cpu.compiled import operation
-from kernels.cpu.emitted import emitted
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
 from kernels.cpu.sample_record import SAMPLE_WORDS, SampleWord, sampling_scratch_bytes
-from kernels.cpu.vector_ir import Builder, Value, store
 from kernels.reference.logit_adjustments import Adjustments
 from kernels.reference.logprobs import log_softmax, most_likely
 from kernels.reference.sampling import Choice, choose
+from tests.kernels.cpu.float64_words import write_float64
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(sampling.sample.address)
 GARBAGE = np.float32(1e30)
-
-
-@emitted(types.void, types.int64, types.float64)
-def write_float64(builder: Builder, address: Value, value: Value) -> None:
-    """Write a number."""
-    store(builder, value, address, 8)
 
 
 @operation(num_arguments=4)

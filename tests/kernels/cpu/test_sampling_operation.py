@@ -199,7 +199,7 @@ def drawn(row, count: int = 400, **parameters) -> set[int]:
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
 def test_every_weight_of_a_large_vocabulary_is_the_specified_integer(temperature: float) -> None:
-    """A product that is not rounded before it is added to changes one weight of some thousands."""
+    """Products not rounded before they are added to change one weight of some 100 000."""
     row = np.random.default_rng(5).random(262_144, np.float32)
     np.testing.assert_array_equal(weights_of(row, temperature), integer_weights(row, temperature))
 
